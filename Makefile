@@ -1,0 +1,64 @@
+# make demo   install what it takes and do the main job        make test   install what tests need, run them all
+# A GPU user adds TORCH=cuda once (.venv remembers it); PYTHON=... picks an interpreter; ARGS=... goes to pytest.
+PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+TORCH  ?= auto
+BIN    := .venv/bin/
+# Makes .venv or does nothing; the extras to install follow on the same line.
+INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	echo "Rheoscope needs Python 3.11 or newer; to name one: make $@ PYTHON=/path/to/python3.11" >&2; exit 1; }; \
+	"$(PYTHON)" .ci/install.py --torch "$(TORCH)"
+
+.PHONY: help demo test lint format types docs wheel bench lock clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile; echo "also        make lint, format, types, docs, wheel, bench, lock, clean"
+
+demo:
+	$(INSTALL)
+	$(BIN)rheoscope attention
+
+# One thread per worker: two workers on two cores beat one worker with two threads.
+test:
+	$(INSTALL) test
+	OMP_NUM_THREADS=1 $(BIN)python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+lint:
+	$(INSTALL) dev
+	$(BIN)ruff check .
+	$(BIN)ruff format --check .
+
+format:
+	$(INSTALL) dev
+	$(BIN)ruff check --fix .
+	$(BIN)ruff format .
+
+types:
+	$(INSTALL) dev
+	$(BIN)mypy
+
+docs:
+	$(INSTALL) docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict
+
+wheel:
+	$(INSTALL) dev
+	rm -rf dist
+	$(BIN)python -m build --wheel --no-isolation
+
+bench:
+	$(INSTALL) test
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)python "$$file"; done
+
+# Resolve constraints.txt again: every extra, the build backend and uv, torch as pinned here.
+LOCKED_TORCH := 2.13.0
+lock:
+	$(INSTALL) dev
+	printf 'uv\nhatchling\ntorch==$(LOCKED_TORCH)\n' > .venv/lock.in
+	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)uv pip compile --quiet --upgrade --no-annotate --no-header --all-extras pyproject.toml .venv/lock.in > .venv/lock.out
+	{ sed -n 's/^#/#/p' constraints.txt; grep -vE '^(#|nvidia-|cuda-|triton)' .venv/lock.out \
+		| sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > .venv/constraints.txt
+	mv .venv/constraints.txt constraints.txt
+
+clean:
+	rm -rf .venv site dist build .hypothesis .pytest_cache .ruff_cache .mypy_cache

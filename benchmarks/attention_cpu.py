@@ -1,0 +1,103 @@
+"""Mechanisms on the CPU against torch's fused dot-product attention and against their own materialised form.
+
+    python benchmarks/attention_cpu.py            all of it, about three minutes
+    python benchmarks/attention_cpu.py --quick    fewer rounds
+
+Prints a ratio a row (speed of ours / speed of the peer, medians of interleaved rounds, +- half the interquartile
+range) and stores results/attention_cpu.json.
+"""
+
+import sys
+from collections.abc import Callable
+
+import torch
+from timing import interleaved, keep, peak_bytes, ratio
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import rheoscope as rs
+
+N, D, HEADS = 2048, 64, 8
+LONG = 16384
+ROUNDS = 7 if "--quick" in sys.argv else 21
+BLOCKED = ["sigmoid", "relu", "kernel_laplace", "kernel_polynomial", "sparsemax", "entmax15", "hard"]
+
+
+def tokens(n: int, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = torch.randn(3, 1, HEADS, n, D, generator=torch.Generator().manual_seed(0)).unbind(0)
+    return tuple(x.contiguous().requires_grad_(grad) for x in (q, k, v))  # type: ignore[return-value]
+
+
+def forward(run: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], object]:
+    def call() -> None:
+        with torch.no_grad():
+            run(*inputs)
+
+    return call
+
+
+def with_backward(run: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], object]:
+    return lambda: torch.autograd.grad(run(*inputs).sum(), inputs)
+
+
+def against_sdpa() -> list[dict[str, object]]:
+    """bilinear, cosine and the metric beside plain scaled_dot_product_attention, with and without mask and backward."""
+    makers = {"bilinear": rs.mechanism("bilinear", dim=D), "cosine": rs.mechanism("cosine"), "metric": rs.mechanism("metric")}
+    rows = []
+    for what, wrap, grad in (("forward", forward, False), ("forward+backward", with_backward, True)):
+        q, k, v = tokens(N, grad)
+        for mask in ("none", "causal"):
+            methods = {"sdpa": wrap(lambda q, k, v, mask=mask: sdpa(q, k, v, is_causal=mask == "causal"), q, k, v)}
+            for name, mechanism in makers.items():
+                methods[name] = wrap(lambda q, k, v, f=mechanism, mask=mask: f(q, k, v, mask=mask), q, k, v)
+            seconds = interleaved(methods, ROUNDS)
+            rows += [row(name, what, mask, "sdpa", *ratio(seconds, name, "sdpa")) for name in makers]
+    return rows
+
+
+def against_materialised() -> list[dict[str, object]]:
+    """blocks beside the same mechanism with all scores held, where both fit."""
+    rows = []
+    for what, wrap, grad in (("forward", forward, False), ("forward+backward", with_backward, True)):
+        q, k, v = tokens(N, grad)
+        for name in BLOCKED:
+            mechanism = rs.mechanism(name)
+            if grad and not mechanism.domain.differentiable:
+                continue
+            methods = {
+                low: wrap(lambda q, k, v, low=low, f=mechanism: f(q, k, v, mask="causal", lowering=low), q, k, v)
+                for low in ("blocks", "reference")
+            }
+            seconds = interleaved(methods, max(3, ROUNDS // 5), warm=1)
+            rows.append(row(f"{name} blocks", what, "causal", "materialised", *ratio(seconds, "blocks", "reference")))
+    return rows
+
+
+def memory() -> list[dict[str, object]]:
+    """Peak memory of blocks at 16k tokens, as a share of one table of scores (the least a materialised form holds)."""
+    table = HEADS * LONG * LONG * 4
+    rows = []
+    for name, backward in (("sigmoid", False), ("sigmoid", True), ("entmax15", False), ("entmax15", True)):
+        script = (
+            "import torch, rheoscope as rs\n"
+            f"q, k, v = (torch.randn(1, {HEADS}, {LONG}, {D}, requires_grad={backward}) for _ in range(3))\n"
+            f"f = rs.mechanism('{name}')\n"
+            "torch.set_grad_enabled(%s); f(q[:, :, :64], k[:, :, :64], v[:, :, :64], lowering='blocks')\n"
+            "ready = peak()\n"
+            "o = f(q, k, v, mask='causal', lowering='blocks')\n" % backward
+        ) + ("torch.autograd.grad(o.sum(), (q, k, v))\n" if backward else "")
+        share = peak_bytes(script) / table
+        what = "forward+backward" if backward else "forward"
+        rows.append({"name": f"{name} blocks, {LONG} tokens", "what": what, "peer": "one table of scores", "memory share": share})
+        print(f"{name:12s} {what:17s} peak memory {100 * share:5.2f} % of one score table ({table / 2**30:.1f} GiB)", flush=True)
+    return rows
+
+
+def row(name: str, what: str, mask: str, peer: str, value: float, noise: float) -> dict[str, object]:
+    print(f"{name:26s} {what:17s} {mask:7s} {value:5.2f} +- {noise:.2f} of {peer}", flush=True)
+    return {"name": name, "what": what, "mask": mask, "peer": peer, "ratio": value, "noise": noise}
+
+
+if __name__ == "__main__":
+    print(f"speed relative to the peer, N = {N}, d = {D}, {HEADS} heads, float32, {torch.get_num_threads()} threads")
+    print("stored", keep("attention_cpu", against_sdpa() + against_materialised() + memory()))

@@ -1,0 +1,45 @@
+"""Rheoscope: attention as geometry. This page is the map; a name is loaded when it is first used.
+
+    mechanism, mechanisms, Mechanism      what attention computes, by name or composed from parts
+    nn                                    Attention and MultiHeadAttention as torch modules
+    attention_gradients                   the backward pass in closed form, with the reversed-attention map
+    weight_statistics                     entropy, sinks, distances of the weights, never holding them
+    attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
+    register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
+    RheoscopeError                        the one error that a user's mistake raises
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "Mechanism": "rheoscope.attention.mechanism",
+    "RheoscopeError": "rheoscope.shapes",
+    "attention_cost": "rheoscope.attention.cost",
+    "attention_gradients": "rheoscope.attention.gradient",
+    "mechanism": "rheoscope.attention.zoo",
+    "mechanisms": "rheoscope.attention.zoo",
+    "nn": "rheoscope.attention.modules",
+    "register_with_transformers": "rheoscope.pretrained.interface",
+    "transformer_cost": "rheoscope.attention.cost",
+    "weight_statistics": "rheoscope.attention.lower.statistics",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("rheoscope")
+    if name not in _HOME:
+        raise AttributeError(f"module 'rheoscope' has no name {name!r}; it has {', '.join(__all__)}")
+    home = import_module(_HOME[name])
+    value = home if name == "nn" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

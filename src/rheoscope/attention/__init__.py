@@ -1,0 +1,1 @@
+"""WHAT attention computes: one definition, composed of parts, and HOW it runs (`lower/`)."""

@@ -1,0 +1,164 @@
+"""Any row-wise mechanism in O(N) memory: the definition, one block of queries at a time, forward and backward.
+
+A block of queries meets every key that its mask may permit (and no other), so the weights of a row are complete and
+any normaliser applies as it is. Gradients recompute a block instead of keeping it. Sinkhorn is not row-wise: its two
+potentials are found first, in passes over blocks of rows and of columns, and the last pass is row-wise again.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rheoscope.attention.lower.offer import Offer
+from rheoscope.attention.mechanism import Mechanism, for_every_head, positions
+from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
+from rheoscope.shapes import KeyAt, RowAt, Scores, Weights
+
+BLOCK = 1 << 21
+"""Numbers held for one block of scores (8 MiB in float32): fits the cache of most machines."""
+SMALL = 1 << 21
+"""Score tables up to this size are quicker in one piece."""
+
+
+def offer(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
+    if not mechanism.normaliser.rowwise and not isinstance(mechanism.normaliser, Sinkhorn):
+        return f"a row of {type(mechanism.normaliser).__name__} depends on more than its scores"
+    held = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2] * mechanism.score.held
+    small = f"all scores together are {held * 4 / 2**20:.3g} MiB, quicker in one piece" if held <= SMALL else ""
+    return Offer(
+        "the definition over blocks of queries, recomputed in the backward pass: O(N) memory",
+        lambda q, k, v: run(mechanism, q, k, v),
+        reluctant=small,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The weights of queries `rows` over keys `keys` (slices); every key outside has weight 0."""
+
+    rows: slice
+    keys: slice
+    i: RowAt
+    j: KeyAt
+    weights: Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Laid:
+    """A call laid out for blocks: placed tokens for every head, folded once where the score allows it."""
+
+    mechanism: Mechanism
+    q: Tensor
+    k: Tensor
+    i: RowAt
+    j: KeyAt
+    score: Callable[[slice, slice], Scores]
+
+    def scores(self, rows: slice, keys: slice) -> Scores:
+        i, j = self.i[rows], self.j[keys]
+        s = self.score(rows, keys)
+        bias = self.mechanism.position.bias(i, j)
+        s = s if bias is None else s + bias.to(s.dtype)
+        mask = self.mechanism.mask
+        return s if mask.forbids_nothing else s.masked_fill(~mask(i, j), -torch.inf)
+
+    @property
+    def rows(self) -> int:
+        """Queries in one block, so that what is held for it stays within BLOCK."""
+        per_row = self.q.shape[0] * self.q.shape[1] * self.k.shape[-2] * self.mechanism.score.held
+        return max(1, BLOCK // per_row)
+
+
+def lay(mechanism: Mechanism, q: Tensor, k: Tensor) -> Laid:
+    exact = torch.promote_types(q.dtype, torch.float32)
+    i, j = positions(q.shape[-2], k.shape[-2], q.device)
+    q = mechanism.position.place(q.to(exact), i)
+    k = mechanism.position.place(for_every_head(k.to(exact), q.shape[1]), j)
+    form = mechanism.score.dot(q, k)
+
+    def folded(rows: slice, keys: slice) -> Scores:
+        assert form is not None
+        query_bias = None if form.query_bias is None else form.query_bias[..., rows]
+        key_bias = None if form.key_bias is None else form.key_bias[..., keys]
+        part = form._replace(
+            q=form.q[..., rows, :], k=form.k[..., keys, :], query_bias=query_bias, key_bias=key_bias
+        )
+        return part.scores()
+
+    def direct(rows: slice, keys: slice) -> Scores:
+        return mechanism.score(q[..., rows, :], k[..., keys, :])
+
+    return Laid(mechanism, q, k, i, j, direct if form is None else folded)
+
+
+def spans(laid: Laid) -> Iterator[tuple[slice, slice]]:
+    """Blocks of rows with the keys that their mask may permit."""
+    m, n = len(laid.i), len(laid.j)
+    for low in range(0, m, laid.rows):
+        high = min(low + laid.rows, m)
+        first, last = laid.mechanism.mask.span(low + n - m, high + n - m, n)
+        yield slice(low, high), slice(first, last)
+
+
+def walk(mechanism: Mechanism, q: Tensor, k: Tensor) -> Iterator[Block]:
+    """Every block of weights in turn, none kept: what streaming statistics are made of."""
+    laid = lay(mechanism, q, k)
+    weigh = weighing(laid)
+    for rows, keys in spans(laid):
+        yield Block(rows, keys, laid.i[rows], laid.j[keys], weigh(rows, keys))
+
+
+def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    laid = lay(mechanism, q, k)
+    values = mechanism.value(for_every_head(v.to(laid.q.dtype), q.shape[1]))
+    weigh = weighing(laid)
+
+    def block(rows: slice, keys: slice) -> Tensor:
+        return weigh(rows, keys) @ values[..., keys, :]
+
+    return torch.cat([recomputed(block, rows, keys) for rows, keys in spans(laid)], -2).to(v.dtype)
+
+
+def weighing(laid: Laid) -> Callable[[slice, slice], Weights]:
+    """The function from a block's place to its weights; for Sinkhorn the potentials are found first."""
+    normaliser = laid.mechanism.normaliser
+    if isinstance(normaliser, Sinkhorn):
+        f, g = potentials(laid, normaliser)
+        return lambda rows, keys: (laid.scores(rows, keys) + f[..., rows, None] + g[..., None, keys]).exp()
+
+    def weigh(rows: slice, keys: slice) -> Weights:
+        s = laid.scores(rows, keys)
+        return normaliser(s) if s.shape[-1] else s
+
+    return weigh
+
+
+def potentials(laid: Laid, sinkhorn: Sinkhorn) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h n"]]:
+    """f, g with weights exp(s_ij + f_i + g_j): each half-round is one pass over blocks, O(N) kept."""
+    everything = slice(0, len(laid.i))
+    f = g = laid.q.new_zeros(laid.q.shape[:3])
+
+    def row_pass(part: slice, g: Tensor) -> Tensor:
+        return -(laid.scores(part, everything) + g[..., None, :]).logsumexp(-1)
+
+    def column_pass(part: slice, f: Tensor) -> Tensor:
+        return -(laid.scores(everything, part) + f[..., :, None]).logsumexp(-2)
+
+    parts = [slice(low, min(low + laid.rows, len(laid.i))) for low in range(0, len(laid.i), laid.rows)]
+    for axis in sinkhorn.axes:
+        if axis == -1:
+            f = torch.cat([recomputed(row_pass, part, g) for part in parts], -1)
+        else:
+            g = torch.cat([recomputed(column_pass, part, f) for part in parts], -1)
+    return f, g
+
+
+def recomputed(step: Callable[..., Tensor], *args: object) -> Tensor:
+    """step(*args), of which the backward pass keeps nothing and computes it again."""
+    if not torch.is_grad_enabled():
+        return step(*args)
+    return checkpoint(step, *args, use_reentrant=False, preserve_rng_state=False)

@@ -1,0 +1,81 @@
+"""What the weights are like, in O(N) memory: the questions that users of fused kernels cannot ask."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.attention.border import check_call, check_finite
+from rheoscope.attention.lower.blocks import Block, walk
+from rheoscope.attention.mechanism import Masked, Mechanism
+from rheoscope.shapes import RheoscopeError
+
+PerRow = Float[Tensor, "b h m"]
+
+
+def entropy(block: Block) -> PerRow:
+    """-sum_j p_j log p_j in nats, p the row divided by its sum (0 for an empty row)."""
+    p = block.weights / block.weights.sum(-1, keepdim=True).clamp(min=torch.finfo(block.weights.dtype).tiny)
+    return torch.special.entr(p).sum(-1)
+
+
+def first(block: Block) -> PerRow:
+    """Weight on the first token, the usual sink."""
+    return block.weights[..., 0] if block.keys.start == 0 and len(block.j) else block.weights.sum(-1) * 0
+
+
+def top(block: Block) -> PerRow:
+    """The largest weight of the row."""
+    return block.weights.amax(-1) if len(block.j) else block.weights.sum(-1)
+
+
+def distance(block: Block) -> PerRow:
+    """sum_j alpha_ij |i - j| / sum_j alpha_ij, in tokens."""
+    far = (block.i[:, None] - block.j).abs().to(block.weights.dtype)
+    return (block.weights * far).sum(-1) / block.weights.sum(-1).clamp(min=torch.finfo(far.dtype).tiny)
+
+
+PER_ROW = {"entropy": entropy, "first": first, "top": top, "distance": distance}
+
+
+@torch.no_grad()
+def weight_statistics(
+    mechanism: Mechanism,
+    q: Tensor,
+    k: Tensor,
+    mask: Masked = None,
+    of: dict[str, Callable[[Block], Tensor]] | None = None,
+) -> dict[str, Tensor]:
+    """Entropy, sink mass, top weight, mean distance and column sums of all weights, never holding them.
+
+    **Answers** "where does this head look, how sharply, how far?" at lengths where the N x N map does not fit.
+
+    **Gives** per row (b, h, m): `entropy` (nats), `first` (weight on the first token), `top` (largest weight), `distance`
+    (mean |i - j|, tokens); per key (b, h, n): `received` (column sums). `of` adds your own: a function from a `Block`
+    (weights of some rows over some keys, with their positions) to (b, h, rows, …), joined along the rows.
+
+    **Laws** equal to the same numbers of `mechanism.weights`, which holds the whole map.
+
+    **Siblings** `mechanism.weights` (the map itself), `attention_gradients` (the backward map).
+
+    >>> import torch, rheoscope as rs
+    >>> q = torch.zeros(1, 1, 4, 8)
+    >>> rs.weight_statistics(rs.mechanism("scaled_dot"), q, q, mask="causal")["first"]
+    tensor([[[1.0000, 0.5000, 0.3333, 0.2500]]])
+    """
+    mechanism = mechanism.under(mask)
+    check_finite(q=q, k=k)
+    check_call(mechanism, q, k, k)
+    if mechanism.domain.signed:
+        raise RheoscopeError(
+            f"{type(mechanism.normaliser).__name__} weights can be negative, so they have no entropy; "
+            "ask for its softmax part: mechanism('scaled_dot')"
+        )
+    rows: dict[str, list[Tensor]] = {name: [] for name in PER_ROW | (of or {})}
+    received = torch.zeros(*q.shape[:2], k.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    for block in walk(mechanism, q, k):
+        for name, answer in (PER_ROW | (of or {})).items():
+            rows[name].append(answer(block))
+        received[..., block.keys] += block.weights.sum(-2)
+    return {name: torch.cat(parts, 2) for name, parts in rows.items()} | {"received": received}

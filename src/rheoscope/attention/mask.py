@@ -1,0 +1,193 @@
+"""Which keys a query may see. A mask is a frozen value; `mask(i, j)` answers for positions i (rows) and j (columns).
+
+Query r of m sits at position n - m + r, so that the last query sees the last key (a cache of past keys needs nothing
+more). `a & b` permits what both permit. `mask.span(low, high, n)` bounds the keys that rows low..high-1 may see: a
+lowering never computes a block outside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rheoscope.shapes import KeyAt, Permitted, RheoscopeError, RowAt
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Permits every key: the mask `none`, and what the other masks refine."""
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return torch.ones(len(i), len(j), dtype=torch.bool, device=i.device)
+
+    def __and__(self, other: "Mask") -> "Mask":
+        if type(self) is Mask:
+            return other
+        return self if type(other) is Mask else Both(self, other)
+
+    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
+        return 0, n
+
+    def fit(self, b: int, h: int, m: int, n: int) -> None:
+        """Refuse a call for which a table of this mask has the wrong shape."""
+
+    @property
+    def sees_itself(self) -> bool:
+        """Whether every token is sure to be permitted to itself."""
+        return True
+
+    @property
+    def forbids_nothing(self) -> bool:
+        return type(self) is Mask
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(Mask):
+    """j <= i: a token sees itself and the past."""
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return j <= i[:, None]
+
+    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
+        return 0, max(min(high, n), 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Mask):
+    """|i - j| < size. `Causal() & Window(size)` is the sliding window of Mistral and Gemma."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise RheoscopeError(f"a window permits at least the token itself: size >= 1, got {self.size}")
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return (i[:, None] - j).abs() < self.size
+
+    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
+        return min(max(low - self.size + 1, 0), n), max(min(high + self.size - 1, n), 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Mask):
+    """j <= i, or j < length: the prefix sees itself both ways, the rest is causal."""
+
+    length: int
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return (j <= i[:, None]) | (j < self.length)
+
+    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
+        return 0, max(min(max(high, self.length), n), 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Document(Mask):
+    """Tokens of one packed row see each other only inside their own document: ids[b, i] == ids[b, j]."""
+
+    ids: Int[Tensor, "b n"]
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return (self.ids[:, i, None] == self.ids[:, None, j])[:, None]
+
+    def fit(self, b: int, h: int, m: int, n: int) -> None:
+        _fit("document ids", self.ids, [(b, n)])
+        if m > n:
+            raise RheoscopeError(f"a document mask needs every query to be one of the keys, got {m} queries and {n} keys")
+
+
+@dataclass(frozen=True, eq=False)
+class Padding(Mask):
+    """Keys that are there: real[b, j] is False for padding, which no query sees."""
+
+    real: Bool[Tensor, "b n"]
+
+    @property
+    def sees_itself(self) -> bool:
+        return False
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return self.real[:, None, None, j].expand(-1, 1, len(i), -1)
+
+    def fit(self, b: int, h: int, m: int, n: int) -> None:
+        _fit("a padding mask", self.real, [(b, n)])
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Mask):
+    """Any boolean table (m, n), (b, m, n) or (b, h, m, n); True permits."""
+
+    permitted: Bool[Tensor, "*bh m n"]
+
+    @property
+    def sees_itself(self) -> bool:
+        return False
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        m, n = self.permitted.shape[-2:]
+        table = self.permitted[:, None] if self.permitted.ndim == 3 else self.permitted
+        return table[..., (i - (n - m))[:, None], j]
+
+    def fit(self, b: int, h: int, m: int, n: int) -> None:
+        _fit("a mask", self.permitted, [(m, n), (b, m, n), (1, m, n), (b, h, m, n), (b, 1, m, n), (1, h, m, n), (1, 1, m, n)])
+
+
+@dataclass(frozen=True, eq=False)
+class Both(Mask):
+    """What a and b both permit."""
+
+    a: Mask
+    b: Mask
+
+    @property
+    def sees_itself(self) -> bool:
+        return self.a.sees_itself and self.b.sees_itself
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return self.a(i, j) & self.b(i, j)
+
+    def fit(self, b: int, h: int, m: int, n: int) -> None:
+        self.a.fit(b, h, m, n)
+        self.b.fit(b, h, m, n)
+
+    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
+        (a0, a1), (b0, b1) = self.a.span(low, high, n), self.b.span(low, high, n)
+        return max(a0, b0), max(min(a1, b1), max(a0, b0))
+
+
+def _fit(what: str, table: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    if tuple(table.shape) not in shapes:
+        wanted = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+        raise RheoscopeError(f"{what} for these q and k has shape {wanted}, got {tuple(table.shape)}")
+
+
+NAMED = {"none": Mask, "causal": Causal}
+
+
+def as_mask(mask: "Mask | str | Tensor | None") -> Mask:
+    """A mask from what a user types: None, "none", "causal", a boolean tensor (True permits) or a Mask.
+
+    >>> as_mask("causal")
+    Causal()
+    >>> as_mask("casual")
+    Traceback (most recent call last):
+    rheoscope.shapes.RheoscopeError: unknown mask 'casual'; type 'none', 'causal', a boolean tensor or a Mask such as Causal() & Window(128)
+    """
+    if mask is None:
+        return Mask()
+    if isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, str) and mask in NAMED:
+        return NAMED[mask]()
+    if isinstance(mask, Tensor):
+        if mask.dtype is not torch.bool or mask.ndim not in (2, 3, 4):
+            raise RheoscopeError(
+                f"a mask tensor is boolean (True permits) of shape (m, n), (b, m, n) or (b, h, m, n), got {mask.dtype} "
+                f"{tuple(mask.shape)}; a float bias is a position: replace(mechanism, position=Bias(tensor))"
+            )
+        return Table(mask)
+    raise RheoscopeError(
+        f"unknown mask {mask!r}; type 'none', 'causal', a boolean tensor or a Mask such as Causal() & Window(128)"
+    )

@@ -1,0 +1,135 @@
+"""Mechanisms as torch modules: `nn.Attention` trains the tensors of a mechanism, `nn.MultiHeadAttention` is the layer.
+
+>>> import torch, rheoscope as rs
+>>> layer = rs.nn.MultiHeadAttention(width=32, heads=4, kv_heads=2, mechanism="metric")
+>>> layer(torch.randn(1, 5, 32), mask="causal").shape
+torch.Size([1, 5, 32])
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rheoscope.attention.mechanism import Masked, Mechanism
+from rheoscope.attention.parameters import tensors, with_tensors
+from rheoscope.attention.zoo import ZOO, mechanism as named
+from rheoscope.shapes import RheoscopeError
+
+Stream = Float[Tensor, "b t width"]
+
+
+class Attention(nn.Module):
+    """A mechanism whose tensors are trained.
+
+    **Formula** that of the mechanism; every tensor inside it (a bilinear B, a map phi, a sink, a bias table, …) is a
+    parameter named by its path.
+
+    **Shapes** forward(q, k, v) on (b, h, m, d), (b, g, n, d), (b, g, n, e) gives (b, h, m, e).
+
+    **Siblings** `Mechanism` is the same without parameters; `MultiHeadAttention` adds the projections.
+
+    >>> import torch, rheoscope as rs
+    >>> layer = rs.nn.Attention("bilinear", dim=8)
+    >>> [name for name, _ in layer.named_parameters()]
+    ['learned.score_phi_W']
+    """
+
+    def __init__(self, mechanism: Mechanism | str, **options: Any) -> None:
+        super().__init__()
+        self.mechanism = named(mechanism, **options) if isinstance(mechanism, str) else mechanism
+        held = {path: x for path, x in tensors(self.mechanism).items() if x.is_floating_point()}
+        self.learned = nn.ParameterDict({path.replace(".", "_"): nn.Parameter(x.clone()) for path, x in held.items()})
+        self.paths = {path.replace(".", "_"): path for path in held}
+
+    def current(self) -> Mechanism:
+        """The mechanism with the parameters as they are now."""
+        return with_tensors(self.mechanism, {self.paths[name]: x for name, x in self.learned.items()})
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None) -> Tensor:
+        return self.current().attend(q, k, v, mask)
+
+    def extra_repr(self) -> str:
+        return f"score={type(self.mechanism.score).__name__}, normaliser={type(self.mechanism.normaliser).__name__}"
+
+
+class Cache:
+    """Keys and values of the tokens seen so far, before positions are applied; grows along the token axis.
+
+    >>> import torch, rheoscope as rs
+    >>> cache, layer = rs.nn.Cache(), rs.nn.MultiHeadAttention(8, heads=2)
+    >>> for token in torch.randn(3, 1, 1, 8):
+    ...     out = layer(token, mask="causal", cache=cache)
+    >>> len(cache)
+    3
+    """
+
+    def __init__(self) -> None:
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.k = k if self.k is None else torch.cat([self.k, k], dim=-2)
+        self.v = v if self.v is None else torch.cat([self.v, v], dim=-2)
+        return self.k, self.v
+
+    def __len__(self) -> int:
+        return 0 if self.k is None else self.k.shape[-2]
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention over a stream of tokens: project to heads, attend by any mechanism, project back.
+
+    **Formula** MultiHead(X) = concat_h( mechanism(X W_Q^h, X W_K^g, X W_V^g) ) W_O, with g = h // (heads / kv_heads).
+
+    **Shapes** x (b, t, width) gives (b, t, width); `context` (b, s, context_width) makes it cross attention; a `Cache`
+    makes it incremental: the new tokens are the last ones.
+
+    **Laws** equal to `torch.nn.MultiheadAttention` with the same weights; cached and uncached outputs agree.
+
+    >>> import torch, rheoscope as rs
+    >>> layer = rs.nn.MultiHeadAttention(16, heads=4, mechanism="entmax15")
+    >>> layer(torch.randn(2, 6, 16), mask="causal").shape
+    torch.Size([2, 6, 16])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        mechanism: Mechanism | str = "scaled_dot",
+        head_width: int | None = None,
+        context_width: int | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        kv_heads, head_width = kv_heads or heads, head_width or width // heads
+        _check_heads(width, heads, kv_heads, head_width)
+        self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
+        self.W_Q = nn.Linear(width, heads * head_width, bias=bias)
+        self.W_K = nn.Linear(context_width or width, kv_heads * head_width, bias=bias)
+        self.W_V = nn.Linear(context_width or width, kv_heads * head_width, bias=bias)
+        self.W_O = nn.Linear(heads * head_width, width, bias=bias)
+        wants_dim = isinstance(mechanism, str) and mechanism in ZOO and ZOO[mechanism].needs_dim
+        self.attention = Attention(mechanism, **({"dim": head_width} if wants_dim else {}))
+
+    def forward(
+        self, x: Stream, context: Tensor | None = None, mask: Masked = None, cache: Cache | None = None
+    ) -> Stream:
+        source = x if context is None else context
+        q, k, v = self._heads(self.W_Q(x)), self._heads(self.W_K(source)), self._heads(self.W_V(source))
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        return self.W_O(self.attention(q, k, v, mask).transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Stream) -> Float[Tensor, "b h t d"]:
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+
+def _check_heads(width: int, heads: int, kv_heads: int, head_width: int) -> None:
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise RheoscopeError(f"heads must be a multiple of kv_heads, both at least 1, got {heads} and {kv_heads}")
+    if head_width < 1:
+        raise RheoscopeError(f"width {width} is too small for {heads} heads; type head_width=<width of one head>")

@@ -1,0 +1,102 @@
+"""alpha-entmax: between softmax (alpha -> 1) and sparsemax (alpha = 2), with weights exactly 0 (arXiv:1905.05702).
+
+    a = argmax_p <p, s> + H_alpha(p)  =  [ (alpha - 1) s - tau ]_+ ^ (1 / (alpha - 1)),   tau such that a sums to 1
+
+The threshold tau comes from sorting for alpha = 2 and 1.5, and from bisection for any other alpha > 1.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.attention.normaliser.domain import Normaliser, Pulled
+from rheoscope.shapes import RheoscopeError, Scores, Weights
+
+Threshold = Float[Tensor, "b h m 1"]
+
+
+@dataclass(frozen=True, eq=False)
+class Entmax(Normaliser):
+    """Sparse weights that sum to 1; `alpha=2` is sparsemax, `alpha=1.5` the usual entmax."""
+
+    alpha: float = 1.5
+
+    shift_invariant: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 1:
+            raise RheoscopeError(f"entmax needs alpha > 1, got {self.alpha}; alpha -> 1 is softmax: type mechanism('scaled_dot')")
+
+    def __call__(self, s: Scores) -> Weights:
+        return _Entmax.apply(s, self.alpha)
+
+    def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
+        return entmax_pull(a, d, self.alpha), {}
+
+
+def entmax_pull(a: Weights, d: Weights, alpha: float) -> Scores:
+    """R = g (d - <g, d>/<g, 1>) with g = a^{2 - alpha} on the support."""
+    g = torch.where(a > 0, a.clamp(min=torch.finfo(a.dtype).tiny) ** (2 - alpha), 0)
+    total = g.sum(-1, keepdim=True)
+    return g * (d - (g * d).sum(-1, keepdim=True) / torch.where(total == 0, 1, total))
+
+
+def entmax(s: Scores, alpha: float) -> Weights:
+    """The weights of one alpha, by the fastest exact way there is."""
+    empty = (s == -torch.inf).all(-1, keepdim=True)
+    s = torch.where(empty, 0, s)
+    x = (s - s.amax(-1, keepdim=True)) * (alpha - 1)
+    tau = {2.0: _sparsemax_threshold, 1.5: _entmax15_threshold}.get(alpha, lambda x: bisect(x, alpha))(x)
+    return torch.where(empty, 0, (x - tau).clamp(min=0) ** (1 / (alpha - 1)))
+
+
+def bisect(x: Scores, alpha: float, steps: int = 80) -> Threshold:
+    """tau by halving [-1, 0], the interval in which it lies when the largest x is 0; for any alpha, slow and obvious."""
+    low = torch.full_like(x[..., :1], -1.0)
+    high = torch.zeros_like(low)
+    for _ in range(steps):
+        middle = (low + high) / 2
+        too_much = ((x - middle).clamp(min=0) ** (1 / (alpha - 1))).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(too_much, middle, low), torch.where(too_much, high, middle)
+    return (low + high) / 2
+
+
+def _sparsemax_threshold(x: Scores) -> Threshold:
+    """tau_k = (x_1 + … + x_k - 1)/k for the largest k with x_k > tau_k (arXiv:1602.02068)."""
+    x, count = _sorted(x)
+    tau = (x.cumsum(-1) - 1) / count
+    return tau.gather(-1, (x > tau).sum(-1, keepdim=True) - 1)
+
+
+def _entmax15_threshold(x: Scores) -> Threshold:
+    """tau_k = mean_k - sqrt((1 - k var_k)/k) over the k largest, for the largest k with x_k >= tau_k."""
+    x, count = _sorted(x)
+    mean, square = x.cumsum(-1) / count, x.square().cumsum(-1) / count
+    tau = mean - ((1 - count * (square - mean.square())) / count).clamp(min=0).sqrt()
+    return tau.gather(-1, (x >= tau).sum(-1, keepdim=True) - 1)
+
+
+def _sorted(x: Scores) -> tuple[Scores, Float[Tensor, " n"]]:
+    """Scores from the largest down, clipped where they are sure to get no weight (1 below the largest), and 1..n."""
+    x = x.clamp(min=-1).sort(-1, descending=True).values
+    return x, torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+
+
+class _Entmax(torch.autograd.Function):
+    """The forward is found by a search, so its derivative is stated rather than traced."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, alpha: float) -> Tensor:
+        a = entmax(s, alpha)
+        ctx.save_for_backward(a)
+        ctx.alpha = alpha
+        return a
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
+        (a,) = ctx.saved_tensors
+        return entmax_pull(a, d, ctx.alpha), None

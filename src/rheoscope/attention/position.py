@@ -1,0 +1,206 @@
+"""Where a token stands. A position acts before the score (`place` moves q and k) or beside it (`bias` adds to it).
+
+    none          nothing
+    Sinusoidal    x + P(i), the sine table of 2017
+    Learned       x + table[i]
+    Rotary        x R(i): the score depends on i - j alone
+    ALiBi         bias -slope_h |i - j|
+    Buckets       bias table[bucket(j - i), h], T5's logarithmic buckets
+    Bias          any additive table (h, m, n) or (b, h, m, n)
+
+`Together(a, b)` places by a then b and adds both biases.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.attention.feature import under
+from rheoscope.shapes import KeyAt, RheoscopeError, RowAt, Scores
+
+Placed = Float[Tensor, "b h t d"]
+At = Int[Tensor, " t"]
+Pulled = tuple[Tensor, dict[str, Tensor]]
+Biases = Float[Tensor, "*#bh m n"]
+
+
+@dataclass(frozen=True, eq=False)
+class Position:
+    """No position at all; permuting tokens permutes the result. The other positions refine it."""
+
+    def place(self, x: Placed, at: At) -> Placed:
+        return x
+
+    def bias(self, i: RowAt, j: KeyAt) -> Biases | None:
+        return None
+
+    def pull(self, at: At, dy: Placed) -> Pulled:
+        """The gradient dy of the placed rows, taken back to the rows and to the position's own tensors."""
+        return dy, {}
+
+    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
+        """The gradient r of the scores, taken back to the tensors behind the bias."""
+        return {}
+
+    @property
+    def nowhere(self) -> bool:
+        return type(self) is Position
+
+
+def sinusoidal_table(at: At, width: int, base: float = 10000.0) -> Float[Tensor, "t d"]:
+    """P(p)_{2c} = sin(p base^{-2c/d}), P(p)_{2c+1} = cos(the same): the table of arXiv:1706.03762, in float64.
+
+    >>> sinusoidal_table(torch.arange(2), 4).shape
+    torch.Size([2, 4])
+    """
+    c = torch.arange(0, width, 2, dtype=torch.float64, device=at.device)
+    angle = at[:, None].double() * base ** (-c / width)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[:, :width]
+
+
+@dataclass(frozen=True, eq=False)
+class Sinusoidal(Position):
+    """q_i + P(i) and k_j + P(j)."""
+
+    base: float = 10000.0
+
+    def place(self, x: Placed, at: At) -> Placed:
+        return x + sinusoidal_table(at, x.shape[-1], self.base).to(x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Learned(Position):
+    """q_i + table[i] and k_j + table[j]."""
+
+    table: Float[Tensor, "positions d"]
+
+    def place(self, x: Placed, at: At) -> Placed:
+        if int(at[0]) < 0 or int(at[-1]) >= len(self.table):
+            raise RheoscopeError(
+                f"learned positions reach from 0 to {len(self.table) - 1}, got {int(at[0])} to {int(at[-1])}; "
+                "type a shorter text or a longer table"
+            )
+        return x + self.table[at].to(x.dtype)
+
+    def pull(self, at: At, dy: Placed) -> Pulled:
+        table = torch.zeros_like(self.table)
+        return dy, {"table": table.index_add(0, at, dy.sum((0, 1)).to(table.dtype))}
+
+
+@dataclass(frozen=True, eq=False)
+class Rotary(Position):
+    """q_i R(i), k_j R(j) with R(i) R(j)^T = R(i - j): the score sees offsets alone (RoFormer, arXiv:2104.09864).
+
+    Pair c of the first `width` coordinates (all of them by default) turns by the angle p base^{-2c/width}.
+    `pairs="halves"` couples coordinate c with c + width/2 (Llama, NeoX), `"neighbours"` couples 2c with 2c + 1 (GPT-J).
+    """
+
+    base: float = 10000.0
+    width: int | None = None
+    pairs: Literal["halves", "neighbours"] = "halves"
+
+    def place(self, x: Placed, at: At) -> Placed:
+        width = self.width or x.shape[-1]
+        c = torch.arange(0, width, 2, dtype=torch.float64, device=x.device)
+        angle = at[:, None].double() * self.base ** (-c / width)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        turned, rest = x[..., :width], x[..., width:]
+        if self.pairs == "halves":
+            a, b = turned.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        return torch.cat([torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2), rest], -1)
+
+    def pull(self, at: At, dy: Placed) -> Pulled:
+        return self.place(dy, -at), {}
+
+
+@dataclass(frozen=True, eq=False)
+class ALiBi(Position):
+    """-slope_h |i - j| (arXiv:2108.12409)."""
+
+    slopes: Float[Tensor, " h"]
+
+    def bias(self, i: RowAt, j: KeyAt) -> Biases:
+        return -self.slopes[:, None, None] * (i[:, None] - j).abs().to(self.slopes.dtype)
+
+    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
+        return {"slopes": -(r * (i[:, None] - j).abs()).sum((0, -2, -1)).to(self.slopes.dtype)}
+
+
+def alibi_slopes(heads: int) -> Float[Tensor, " h"]:
+    """2^{-8/h}, 2^{-16/h}, …; for a number of heads that is no power of two, the paper's interleaving.
+
+    >>> alibi_slopes(4).tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    whole = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (c + 1) / whole) for c in range(whole)]
+    slopes += [2 ** (-4 * (2 * c + 1) / whole) for c in range(heads - whole)]
+    return torch.tensor(slopes)
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets(Position):
+    """table[bucket(j - i), h]: T5's relative bias, exact for near offsets, logarithmic to `max_distance`."""
+
+    table: Float[Tensor, "buckets h"]
+    max_distance: int = 128
+    bidirectional: bool = True
+
+    def bias(self, i: RowAt, j: KeyAt) -> Biases:
+        return self.table[self.bucket(j - i[:, None])].permute(2, 0, 1)
+
+    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
+        at, rows = self.bucket(j - i[:, None]).flatten(), r.sum(0).flatten(1).T.to(self.table.dtype)
+        return {"table": torch.zeros_like(self.table).index_add(0, at, rows)}
+
+    def bucket(self, offset: Int[Tensor, "m n"]) -> Int[Tensor, "m n"]:
+        buckets = len(self.table) // 2 if self.bidirectional else len(self.table)
+        ahead = (offset > 0) * buckets * self.bidirectional
+        distance = offset.abs() if self.bidirectional else (-offset).clamp(min=0)
+        exact = buckets // 2
+        far = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        far = (exact + far * (buckets - exact)).long().clamp(max=buckets - 1)
+        return ahead + torch.where(distance < exact, distance, far)
+
+
+@dataclass(frozen=True, eq=False)
+class Bias(Position):
+    """Any additive bias, given as a table (h, m, n) or (b, h, m, n) for the whole call."""
+
+    table: Float[Tensor, "*bh m n"]
+
+    def bias(self, i: RowAt, j: KeyAt) -> Biases:
+        m, n = self.table.shape[-2:]
+        return self.table[..., (i - (n - m))[:, None], j]
+
+    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
+        return {"table": r.sum_to_size(self.table.shape).to(self.table.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class Together(Position):
+    """Place by a, then by b; add both biases."""
+
+    a: Position
+    b: Position
+
+    def place(self, x: Placed, at: At) -> Placed:
+        return self.b.place(self.a.place(x, at), at)
+
+    def bias(self, i: RowAt, j: KeyAt) -> Biases | None:
+        parts = [bias for part in (self.a, self.b) if (bias := part.bias(i, j)) is not None]
+        return sum(parts[1:], parts[0]) if parts else None
+
+    def pull(self, at: At, dy: Placed) -> Pulled:
+        dy, of_b = self.b.pull(at, dy)
+        dx, of_a = self.a.pull(at, dy)
+        return dx, under("a", of_a) | under("b", of_b)
+
+    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
+        return under("a", self.a.pull_bias(i, j, r)) | under("b", self.b.pull_bias(i, j, r))

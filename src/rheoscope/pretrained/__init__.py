@@ -1,0 +1,1 @@
+"""Models that others wrote: Hugging Face computes, Rheoscope wraps."""

@@ -1,0 +1,35 @@
+"""Files are written whole or not at all: to a temporary name beside the target, then renamed."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rheoscope.shapes import RheoscopeError
+
+
+def written(path: Path, write: Callable[[Path], None]) -> str:
+    """Let `write` fill a temporary file, move it to `path`, and say what happened ("wrote …" or "replaced …").
+
+    >>> import tempfile, pathlib
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "a.txt"
+    >>> written(target, lambda p: p.write_text("x") and None).split()[0], target.read_text()
+    ('wrote', 'x')
+    """
+    if path.is_dir():
+        raise RheoscopeError(f"{path} is a directory, expected a file name; type {path / 'report.html'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
+        handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
+    except OSError as error:
+        raise RheoscopeError(f"cannot write {path}: {error.strerror}; type another directory with --out") from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return f"{'replaced' if existed else 'wrote'} {path}"

@@ -1,0 +1,1 @@
+"""Figures, one file per analysis, with the analysis's name."""

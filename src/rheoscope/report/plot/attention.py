@@ -1,0 +1,63 @@
+"""What each mechanism sees from one token of a small cloud: the field of its score, and the weights that follow."""
+
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import torch
+from jaxtyping import Float
+from matplotlib.colors import LinearSegmentedColormap
+from torch import Tensor
+
+from rheoscope.attention.survey import Surveyed
+from rheoscope.report.style import ACCENT, FIELD, INK, MUTED, PAPER, RC, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 6
+GRID = 90
+
+
+def plot_attention(rows: list[Surveyed], points: Float[Tensor, "n 2"], query: int = 0) -> "Figure":
+    """One panel a mechanism: shade = score of a key placed there, area = weight of each token, ring = the query."""
+    with mpl.rc_context(RC):
+        height = -(-len(rows) // COLUMNS)
+        figure = new_figure(2.35 * COLUMNS, 2.6 * height + 0.5)
+        axes = figure.subplots(height, COLUMNS, squeeze=False).flatten()
+        for axis, row in zip(axes, rows, strict=False):
+            draw(axis, row, points, query)
+        for axis in axes[len(rows) :]:
+            axis.set_axis_off()
+        figure.suptitle(
+            "One cloud, one query (ring), every mechanism   ·   shade: score of a key placed there   ·   area: weight   ·   "
+            "open: negative weight",
+            fontsize=10,
+            x=0.01,
+            ha="left",
+        )
+    return figure
+
+
+def draw(axis: "Axes", row: Surveyed, points: Float[Tensor, "n 2"], query: int) -> None:
+    reach = float(points.abs().max()) * 1.25
+    xs = torch.linspace(-reach, reach, GRID, dtype=points.dtype)
+    axis.contourf(xs, xs, field(row, points[query], xs), levels=12, cmap=LinearSegmentedColormap.from_list("field", FIELD))
+    weights = row.weights[query]
+    colours = [ACCENT if weight >= 0 else PAPER for weight in weights]
+    area = 4 + 420 * weights.abs() / max(1.0, float(weights.abs().sum()))
+    axis.scatter(points[:, 0], points[:, 1], s=area.tolist(), c=colours, edgecolors=INK, linewidths=0.6, zorder=3)
+    axis.scatter(*points[query].tolist(), s=110, facecolors="none", edgecolors=INK, linewidths=1.4, zorder=4)
+    axis.set(xticks=[], yticks=[], aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))
+    axis.spines[:].set_visible(False)
+    axis.set_title(row.named.name, fontsize=9, loc="left", color=INK, pad=14, fontweight="bold")
+    axis.text(0, 1.02, row.named.formula, transform=axis.transAxes, fontsize=7.5, color=MUTED, va="bottom")
+
+
+def field(row: Surveyed, q: Float[Tensor, " 2"], xs: Float[Tensor, " grid"]) -> Float[Tensor, "grid grid"]:
+    """The score that a key at each point of the plane would have for the query; a zero kernel is drawn at the floor."""
+    y, x = torch.meshgrid(xs, xs, indexing="ij")
+    keys = torch.stack([x, y], -1).reshape(1, 1, -1, 2)
+    scores = row.mechanism.score(q.reshape(1, 1, 1, 2), keys).reshape(len(xs), len(xs))
+    floor = scores[scores.isfinite()].quantile(0.02)
+    return scores.clamp(min=float(floor))

@@ -1,0 +1,309 @@
+"""The architecture is a test: layers, light imports, names, sizes, and a documented surface.
+
+Each rule is a function from a source tree to the list of what breaks it. It must find nothing in ``src/rheoscope``, and
+it must find the fault that ``test_every_rule_can_fail`` plants in a small tree.
+"""
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "rheoscope"
+
+# Top to bottom. A room imports only from rooms of lower rows; rooms of one row do not know each other.
+LAYERS = [
+    ["__main__"],
+    ["cli"],
+    ["__init__"],  # the public names: the command may use them, no room does
+    ["studio"],
+    ["corpus", "learn"],
+    ["report"],
+    ["opening"],
+    ["models", "pretrained", "flow", "covers"],
+    ["space"],
+    ["attention"],
+    ["shapes"],
+]
+DEPTH = {room: depth for depth, row in enumerate(LAYERS) for room in row}
+VAGUE = {"utils", "util", "common", "core", "helpers", "helper", "base", "manager", "managers", "misc"}
+HEAVY = {"transformers", "matplotlib", "xarray", "ot", "ray", "fastapi"}
+
+LONGEST_FUNCTION, LONG_FUNCTION, LONGEST_FILE = 55, 31, 450
+
+
+# Reading a source tree
+
+
+def python_files(source: Path) -> list[Path]:
+    return sorted(source.rglob("*.py"))
+
+
+def room_of(file: Path, source: Path) -> str:
+    return file.relative_to(source).with_suffix("").parts[0]
+
+
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def absolute(node: ast.ImportFrom, file: Path, source: Path) -> str:
+    """The module that ``from … import`` names, relative ones resolved: ``rheoscope.attention.mask``."""
+    if not node.level:
+        return node.module or ""
+    package = ["rheoscope", *file.relative_to(source).parent.parts]
+    return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def imported_modules(file: Path, source: Path) -> Iterator[tuple[int, str]]:
+    """Every import of a file, those inside functions too, as (line, dotted name)."""
+    for node in ast.walk(parse(file)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = absolute(node, file, source)
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def imported_rooms(file: Path, source: Path) -> Iterator[tuple[int, str]]:
+    """The rooms a file imports from; a name of the package itself (``import rheoscope``) is ``__init__``."""
+    rooms = {path.stem for path in source.iterdir()} - {"__init__"}
+    for line, name in imported_modules(file, source):
+        package, *rest = name.split(".")
+        if package == "rheoscope" and rest != ["__version__"]:
+            yield line, rest[0] if rest and rest[0] in rooms else "__init__"
+
+
+# The rules about source files
+
+
+def imports_upwards(source: Path) -> list[str]:
+    return [
+        f"{file.relative_to(source)}:{line}: {room} imports {other}, which is not below it"
+        for file in python_files(source)
+        if (room := room_of(file, source)) in DEPTH
+        for line, other in imported_rooms(file, source)
+        if other != room and DEPTH.get(other, -1) <= DEPTH[room]
+    ]
+
+
+def rooms_without_a_layer(source: Path) -> list[str]:
+    return sorted({room_of(file, source) for file in python_files(source)} - set(DEPTH))
+
+
+def vague_names(source: Path) -> list[str]:
+    paths = [path.relative_to(source) for path in source.rglob("*") if "__pycache__" not in path.parts]
+    return [str(path) for path in paths if path.stem.strip("_") in VAGUE]
+
+
+def folders_that_export(source: Path) -> list[str]:
+    """A folder's ``__init__.py`` holds a docstring and nothing else, or lazy names turn into modules."""
+    inits = [file for file in python_files(source) if file.name == "__init__.py" and file.parent != source]
+    return [str(file.relative_to(source)) for file in inits if not only_docstring(parse(file))]
+
+
+def only_docstring(tree: ast.Module) -> bool:
+    return len(tree.body) == (ast.get_docstring(tree) is not None)
+
+
+def postponed_annotations(source: Path) -> list[str]:
+    """``from __future__ import annotations`` turns shape annotations into strings."""
+    return [
+        str(file.relative_to(source))
+        for file in python_files(source)
+        if any(name == "__future__.annotations" for _, name in imported_modules(file, source))
+    ]
+
+
+def functions(source: Path) -> dict[str, int]:
+    """The length of each function, in lines, without its docstring."""
+    return {
+        f"{file.relative_to(source)}:{node.lineno} {node.name}": length(node)
+        for file in python_files(source)
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    lines = last_line(node) - node.lineno + 1
+    if ast.get_docstring(node) is None:
+        return lines
+    return lines - (last_line(node.body[0]) - node.body[0].lineno + 1)
+
+
+def last_line(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
+
+
+def long_functions(source: Path) -> list[str]:
+    return [f"{name}: {lines} lines" for name, lines in functions(source).items() if lines > LONGEST_FUNCTION]
+
+
+def a_long_tail(source: Path) -> list[str]:
+    """Non-empty when more than a tenth of the functions are long."""
+    lengths = functions(source)
+    long = [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > LONG_FUNCTION]
+    return long if len(long) > len(lengths) / 10 else []
+
+
+def long_files(source: Path) -> list[str]:
+    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in python_files(source)}
+    return [f"{file.relative_to(source)}: {lines} lines" for file, lines in lengths.items() if lines > LONGEST_FILE]
+
+
+RULES = [
+    imports_upwards,
+    rooms_without_a_layer,
+    vague_names,
+    folders_that_export,
+    postponed_annotations,
+    long_functions,
+    a_long_tail,
+    long_files,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_source(rule: Callable[[Path], list[str]]) -> None:
+    assert rule(SOURCE) == []
+
+
+def test_rules_see_the_source() -> None:
+    rooms = {room_of(file, SOURCE) for file in python_files(SOURCE)}
+    assert {"__init__", "attention", "shapes", "cli"} <= rooms
+    assert any(other == "attention" for file in python_files(SOURCE) for _, other in imported_rooms(file, SOURCE))
+
+
+FAULTS = [
+    (imports_upwards, "attention/mask.py", "from rheoscope.report import page"),
+    (imports_upwards, "attention/mask.py", "def late():\n    import rheoscope.cli"),
+    (imports_upwards, "attention/deep/mask.py", "from ...space import view"),
+    (imports_upwards, "attention/mask.py", "from rheoscope import mechanism"),
+    (imports_upwards, "attention/mask.py", "import rheoscope as rs"),
+    (imports_upwards, "flow/energy.py", "from ..covers.why import why"),
+    (imports_upwards, "__init__.py", "from rheoscope.cli import main"),
+    (rooms_without_a_layer, "attic/old.py", ""),
+    (vague_names, "attention/utils.py", ""),
+    (vague_names, "attention/core/mask.py", ""),
+    (vague_names, "attention/_base.py", ""),
+    (folders_that_export, "attention/__init__.py", '"""Attention."""\nfrom .mask import causal'),
+    (postponed_annotations, "attention/mask.py", "from __future__ import annotations"),
+    (long_functions, "attention/mask.py", "def long():\n" + "    x = 1\n" * LONGEST_FUNCTION),
+    (a_long_tail, "attention/mask.py", "def long():\n" + "    x = 1\n" * LONG_FUNCTION),
+    (long_files, "attention/mask.py", "x = 1\n" * (LONGEST_FILE + 1)),
+]
+FINE = [
+    (imports_upwards, "attention/mask.py", "from .score import dot\nfrom rheoscope.shapes import Queries"),
+    (imports_upwards, "attention/deep/mask.py", "from ..score import dot\nfrom rheoscope import __version__"),
+    (imports_upwards, "cli.py", "import rheoscope as rs\nfrom rheoscope.report import page\nimport torch, typing"),
+    (imports_upwards, "__init__.py", "from rheoscope.attention.zoo import mechanism"),
+    (folders_that_export, "attention/__init__.py", '"""Attention."""'),
+    (folders_that_export, "attention/__init__.py", ""),
+    (long_functions, "attention/mask.py", "def f():\n    '''\n" + "    word\n" * 90 + "    '''\n"),
+    (a_long_tail, "attention/mask.py", "def long():\n" + "    x = 1\n" * LONG_FUNCTION + "def f(): ...\n" * 9),
+    (long_files, "attention/mask.py", "x = 1\n" * LONGEST_FILE),
+]
+
+
+def plant(source: Path, name: str, text: str) -> None:
+    for file in ["__init__.py", "cli.py", "shapes.py", "attention/score.py", "space/view.py", "report/page.py"]:
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
+        (source / file).touch()
+    (source / "covers").mkdir()
+    (source / name).parent.mkdir(parents=True, exist_ok=True)
+    (source / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(("rule", "file", "text"), FAULTS)
+def test_every_rule_can_fail(rule: Callable[[Path], list[str]], file: str, text: str, tmp_path: Path) -> None:
+    plant(tmp_path, file, text)
+    assert rule(tmp_path) != []
+
+
+@pytest.mark.parametrize(("rule", "file", "text"), FINE)
+def test_no_rule_is_too_strict(rule: Callable[[Path], list[str]], file: str, text: str, tmp_path: Path) -> None:
+    plant(tmp_path, file, text)
+    assert rule(tmp_path) == []
+
+
+# Light imports, each in a fresh interpreter
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages that a statement loads."""
+    code = f"import json, sys; {statement}; print(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_importing_the_package_is_light() -> None:
+    loaded = loaded_by("import rheoscope")
+    assert "rheoscope" in loaded
+    assert loaded & (HEAVY | {"torch", "numpy", "jaxtyping", "typer", "rich"}) == set()
+
+
+def test_attention_needs_torch_and_jaxtyping_only() -> None:
+    loaded = loaded_by("import rheoscope.attention.zoo")
+    assert {"torch", "jaxtyping"} <= loaded
+    assert loaded & HEAVY == set()
+
+
+def test_a_heavy_import_would_be_seen() -> None:
+    assert {"matplotlib", "numpy"} <= loaded_by("import matplotlib.pyplot")
+
+
+# The public surface
+
+
+def public_names() -> list[str]:
+    import rheoscope
+
+    return [name for name in rheoscope.__all__ if not name.startswith("__")]
+
+
+def names_that_hide_a_module(names: list[str], source: Path) -> set[str]:
+    return set(names) & {path.stem for path in source.iterdir()}
+
+
+def names_without_example(package: object, names: list[str]) -> list[str]:
+    return [name for name in names if ">>>" not in (inspect.getdoc(getattr(package, name)) or "")]
+
+
+def names_not_in_text(names: list[str], text: str) -> list[str]:
+    """A name is documented where it stands as code: ``rs.name`` or `name`."""
+    return [name for name in names if not re.search(rf"(\brs\.|\brheoscope\.|`){name}\b", text)]
+
+
+def documentation() -> str:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_there_are_public_names() -> None:
+    assert {"mechanism", "mechanisms"} <= set(public_names())
+
+
+def test_no_public_name_hides_a_module() -> None:
+    assert names_that_hide_a_module(public_names(), SOURCE) == set()
+    assert names_that_hide_a_module(["mechanism", "attention", "cli"], SOURCE) == {"attention", "cli"}
+
+
+def test_every_public_name_has_an_example() -> None:
+    import rheoscope
+
+    assert names_without_example(rheoscope, public_names()) == []
+    assert names_without_example(ast, ["walk"]) == ["walk"]
+
+
+def test_every_public_name_is_documented() -> None:
+    assert names_not_in_text(public_names(), documentation()) == []
+    assert names_not_in_text(["mechanism"], "a mechanism, `mechanisms`") == ["mechanism"]
