@@ -33,7 +33,7 @@ class InstallError(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Make .venv and install Rheoscope into it.")
-    parser.add_argument("extras", nargs="*", help="optional dependencies of pyproject.toml: test docs dev hub")
+    parser.add_argument("extras", nargs="*", help="optional dependencies of pyproject.toml: test docs dev")
     parser.add_argument("--torch", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--target", default=str(ROOT), help="what to install: the checkout (editable) or a wheel")

@@ -42,7 +42,11 @@ def with_backward(run: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], o
 
 def against_sdpa() -> list[dict[str, object]]:
     """bilinear, cosine and the metric beside plain scaled_dot_product_attention, with and without mask and backward."""
-    makers = {"bilinear": rs.mechanism("bilinear", dim=D), "cosine": rs.mechanism("cosine"), "metric": rs.mechanism("metric")}
+    makers = {
+        "bilinear": rs.mechanism("bilinear", dim=D),
+        "cosine": rs.mechanism("cosine"),
+        "metric": rs.mechanism("metric"),
+    }
     rows = []
     for what, wrap, grad in (("forward", forward, False), ("forward+backward", with_backward, True)):
         q, k, v = tokens(N, grad)
@@ -88,8 +92,18 @@ def memory() -> list[dict[str, object]]:
         ) + ("torch.autograd.grad(o.sum(), (q, k, v))\n" if backward else "")
         share = peak_bytes(script) / table
         what = "forward+backward" if backward else "forward"
-        rows.append({"name": f"{name} blocks, {LONG} tokens", "what": what, "peer": "one table of scores", "memory share": share})
-        print(f"{name:12s} {what:17s} peak memory {100 * share:5.2f} % of one score table ({table / 2**30:.1f} GiB)", flush=True)
+        rows.append(
+            {
+                "name": f"{name} blocks, {LONG} tokens",
+                "what": what,
+                "peer": "one table of scores",
+                "memory share": share,
+            }
+        )
+        print(
+            f"{name:12s} {what:17s} peak memory {100 * share:5.2f} % of one score table ({table / 2**30:.1f} GiB)",
+            flush=True,
+        )
     return rows
 
 

@@ -12,6 +12,8 @@ from rheoscope.attention.lower.choose import LOWERINGS
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.mask import Causal, Document, Mask, Padding, Prefix, Table, Window
 from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.normaliser.shaped import Shaped
+from rheoscope.attention.normaliser.sigmoid import Sigmoid
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.attention.position import (
@@ -25,7 +27,7 @@ from rheoscope.attention.position import (
     Together,
     alibi_slopes,
 )
-from rheoscope.attention.score import Additive, Gram, Relation, SoftCap
+from rheoscope.attention.score import Additive, Gram, Polynomial, Relation, SoftCap
 from rheoscope.attention.zoo import ZOO
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -40,7 +42,15 @@ def coins(seed: int, *shape: int, share: float = 0.6) -> Tensor:
 
 
 def inputs(
-    m: int = 5, n: int = 5, d: int = 6, e: int = 3, b: int = 2, h: int = 4, g: int = 2, seed: int = 0, scale: float = 1.0
+    m: int = 5,
+    n: int = 5,
+    d: int = 6,
+    e: int = 3,
+    b: int = 2,
+    h: int = 4,
+    g: int = 2,
+    seed: int = 0,
+    scale: float = 1.0,
 ) -> Inputs:
     """q, k, v in float64; `scale` stretches q and k."""
     return scale * random(seed, b, h, m, d), scale * random(seed + 1, b, g, n, d), random(seed + 2, b, g, n, e)
@@ -75,10 +85,17 @@ COMPOSED: dict[str, Callable[[], Mechanism]] = {
     "sink a head": lambda: replace(made("softmax_sink"), normaliser=Sink(random(3, HEADS))),
     "sink shared": lambda: replace(made("softmax_sink"), normaliser=Sink(random(3, 1))),
     "bilinear a head": lambda: Mechanism(Relation(Linear(random(4, HEADS, DIM, 5)), Linear(random(5, HEADS, DIM, 5)))),
-    "additive a head": lambda: Mechanism(Additive(random(4, HEADS, DIM, 5), random(5, HEADS, DIM, 5), random(6, HEADS, 5, 1))),
+    "additive a head": lambda: Mechanism(
+        Additive(random(4, HEADS, DIM, 5), random(5, HEADS, DIM, 5), random(6, HEADS, 5, 1))
+    ),
     "value map": lambda: Mechanism(value=Linear(random(4, OUT, 5))),
-    "value map, linear": lambda: replace(made("linear"), value=Tanh(random(4, OUT, 5), random(5, 1, 5), random(6, 5, 2))),
+    "value map, linear": lambda: replace(
+        made("linear"), value=Tanh(random(4, OUT, 5), random(5, 1, 5), random(6, 5, 2))
+    ),
     "value map, shaped": lambda: replace(made("shaped"), value=Linear(random(4, HEADS, OUT, 2))),
+    "other parts of shaped": lambda: replace(made("shaped"), normaliser=Shaped(0.5, 2.0, 0.3)),
+    "sigmoid with a bias": lambda: replace(made("sigmoid"), normaliser=Sigmoid(-1.5)),
+    "polynomial of degree 4": lambda: Mechanism(Polynomial(4, scale=0.3, offset=0.2)),
     "negative scale": lambda: Mechanism(Gram(scale=-0.5)),
     "no scale": lambda: Mechanism(Gram(scale=0.0)),
 }
@@ -102,7 +119,9 @@ POSITIONS: dict[str, Callable[[int, int], Position]] = {
     "buckets back": lambda m, n: Buckets(random(12, 6, HEADS), max_distance=7, bidirectional=False),
     "bias": lambda m, n: Bias(random(13, HEADS, m, n)),
     "bias a text": lambda m, n: Bias(random(13, 2, HEADS, m, n)),
-    "together": lambda m, n: Together(Together(Rotary(), Learned(random(14, 12, DIM))), ALiBi(alibi_slopes(HEADS).double())),
+    "together": lambda m, n: Together(
+        Together(Rotary(), Learned(random(14, 12, DIM))), ALiBi(alibi_slopes(HEADS).double())
+    ),
 }
 """Every position, for h = 4 heads, d = 6, 2 texts."""
 
@@ -134,7 +153,9 @@ def allows(mechanism: Mechanism, mask: Mask, m: int, n: int) -> bool:
     return not (mechanism.domain.square and m != n) and not (isinstance(mask, Document) and m > n)
 
 
-def lowerings(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+def lowerings(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor
+) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
     """Every implementation that offers to run this call, by name."""
     answers = {name: offer(mechanism, q, k, v) for name, offer in LOWERINGS.items()}
     return {name: answer.run for name, answer in answers.items() if isinstance(answer, Offer)}
@@ -157,7 +178,8 @@ def by_reference(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tenso
 def gap(a: Tensor, b: Tensor) -> float:
     """The largest difference, relative to the largest number of b (absolute below 1); NaN never passes a bound."""
     assert a.shape == b.shape, f"{tuple(a.shape)} is not {tuple(b.shape)}"
-    return float((a.double() - b.double()).abs().max() / max(1.0, float(b.abs().max())))
+    a, b = a.detach().double(), b.detach().double()
+    return float((a - b).abs().max()) / max(1.0, float(b.abs().max()))
 
 
 @contextmanager

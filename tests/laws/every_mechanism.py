@@ -9,20 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rheoscope.attention.feature import Linear
 from rheoscope.attention.gradient import attention_gradients
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.lower import blocks, prefix
 from rheoscope.attention.lower.statistics import weight_statistics
-from rheoscope.attention.mask import Mask, Table
-from rheoscope.attention.mechanism import Mechanism, reference, scores
-from rheoscope.attention.mechanism import for_every_head, positions
-from rheoscope.attention.parameters import tensors
+from rheoscope.attention.mask import Mask
+from rheoscope.attention.mechanism import Mechanism, for_every_head, positions, reference
 from rheoscope.attention.position import Bias
 from rheoscope.attention.zoo import ZOO
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import (
-    COMPOSED,
     EVERY,
     MASKS,
     POSITIONS,
@@ -31,7 +27,6 @@ from tests.attention.cases import (
     any_mechanism,
     as_users_run,
     by_reference,
-    coins,
     gap,
     gradients,
     in_dtype,
@@ -43,7 +38,11 @@ from tests.attention.cases import (
 
 DIFFERENTIABLE = [name for name in EVERY if any_mechanism(name).domain.differentiable]
 MASKABLE = [name for name in EVERY if any_mechanism(name).domain.masked]
-SHAPES = [(9, 9), (5, 9), (9, 5), (1, 9)]
+CASES = [(mask, m, n) for mask in MASKS for m, n in ((9, 9), (5, 9))]
+CASES += [
+    (mask, m, n) for mask in ("none", "causal", "sliding", "prefix", "table") for m, n in ((9, 5), (1, 9), (1, 1))
+]
+"""Every mask over a whole text and its end; those that blocks and kernels know, also with few queries and few keys."""
 HUGE = 100.0
 """q and k stretched by this make dot products and squared distances of about 10^4."""
 
@@ -119,7 +118,12 @@ def test_the_closed_form_is_the_gradient(name: str, at: str) -> None:
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 @settings(max_examples=15)
-@given(seed=st.integers(0, 2**20), scale=st.sampled_from([0.0, 1e-3, 1.0, 30.0, HUGE]), m=st.integers(1, 7), n=st.integers(1, 7))
+@given(
+    seed=st.integers(0, 2**20),
+    scale=st.sampled_from([0.0, 1e-3, 1.0, 30.0, HUGE]),
+    m=st.integers(1, 7),
+    n=st.integers(1, 7),
+)
 def test_the_closed_form_at_any_size(name: str, seed: int, scale: float, m: int, n: int) -> None:
     mechanism = any_mechanism(name)
     agree(mechanism, inputs(n if mechanism.domain.square else m, n, seed=seed, scale=scale))
@@ -137,12 +141,16 @@ def agree(mechanism: Mechanism, qkv: Inputs) -> None:
     assert not bool((mine.scores * ~permitted).any())
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if "shift_invariant" in ZOO[name].laws and name in DIFFERENTIABLE])
+@pytest.mark.parametrize(
+    "name", [name for name in ZOO if "shift_invariant" in ZOO[name].laws and name in DIFFERENTIABLE]
+)
 def test_rows_of_the_reversed_map_sum_to_zero(name: str) -> None:
     """What does not feel a constant along a row has no gradient along it."""
     mechanism = made(name)
     q, k, v = inputs(5, 5)
-    r = attention_gradients(mechanism, q, k, v, random(42, 2, 4, 5, 3), "causal" if mechanism.domain.masked else None).scores
+    r = attention_gradients(
+        mechanism, q, k, v, random(42, 2, 4, 5, 3), "causal" if mechanism.domain.masked else None
+    ).scores
     assert bool(r.abs().max() > 1e-3)
     assert float(r.sum(-1).abs().max()) < 1e-12
 
@@ -212,45 +220,49 @@ def unchecked() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_blocks", "unchecked")
-@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", EVERY)
-def test_every_lowering_is_the_reference(name: str, mask: str) -> None:
+def test_every_lowering_is_the_reference(name: str) -> None:
     """In float32, output and all gradients to 1e-5 of the reference in float64."""
     exact = any_mechanism(name)
-    for m, n in SHAPES:
+    for mask, m, n in CASES:
         if allows(exact, MASKS[mask](m, n), m, n):
-            compare_lowerings(exact.under(MASKS[mask](m, n)), inputs(m, n, seed=51))
+            compare_lowerings(exact.under(MASKS[mask](m, n)), inputs(m, n, seed=51), f"{mask} {m} {n}")
 
 
 @pytest.mark.usefixtures("small_blocks", "unchecked")
 @pytest.mark.parametrize("at", POSITIONS)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*ZOO, "sink a head"])
 def test_every_lowering_at_every_position(name: str, at: str) -> None:
     for mask, m, n in (("none", 9, 9), ("causal", 9, 9), ("causal", 1, 9), ("sliding", 5, 9)):
         exact = replace(any_mechanism(name), position=POSITIONS[at](m, n))
         if allows(exact, MASKS[mask](m, n), m, n):
-            compare_lowerings(exact.under(MASKS[mask](m, n)), inputs(m, n, seed=52))
+            compare_lowerings(exact.under(MASKS[mask](m, n)), inputs(m, n, seed=52), f"{mask} {m} {n}")
 
 
-def compare_lowerings(exact: Mechanism, qkv: Inputs) -> None:
+def compare_lowerings(exact: Mechanism, qkv: Inputs, case: str) -> None:
+    """Without a graph and with one: some lowerings take another way then."""
     expected, _ = reference(exact, *qkv)
     g = random(53, *expected.shape)
     smooth = exact.domain.differentiable
     slopes = gradients(by_reference, exact, qkv, g) if smooth else {}
     mechanism, single = in_dtype(exact, torch.float32), tuple(x.float() for x in qkv)
     for lowering, run in lowerings(mechanism, *single).items():
-        assert gap(run(*single), expected) < 1e-5, lowering
+        with torch.no_grad():
+            assert gap(run(*single), expected) < 1e-5, f"{lowering}: {case}"
         found = gradients(lowered(lowering), mechanism, single, g.float()) if smooth else {}
-        assert {at: gap(found[at], slopes[at]) for at in slopes if not gap(found[at], slopes[at]) < 1e-5} == {}, lowering
+        wrong = {at: gap(found[at], slopes[at]) for at in slopes if not gap(found[at], slopes[at]) < 1e-5}
+        assert wrong == {}, f"{lowering}: {case}"
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", EVERY)
 def test_half_precision_costs_its_own_rounding(name: str, dtype: torch.dtype) -> None:
-    """Against float64 of the same rounded inputs. Inside, all is float32, or torch's kernel, which rounds the weights to
-    the dtype before it averages. So the output is within 4 eps of the largest value or output (1 rounding of the weights,
-    1 of the result, 3 of the summands of shaped), and a gradient, which averages twice, within 8 eps."""
+    """Against float64 of the same rounded inputs, in units of eps times the largest number involved.
+
+    `reference`, `blocks` and `prefix` compute in float32 and round once: half a unit (0.6 with float32's own error).
+    `sdpa` rounds the weights too before it averages, `shaped` each of its three summands: 2 units, and 4 for gradients,
+    which average twice."""
     for mask, m, n in (("none", 5, 9), ("causal", 9, 9), ("table", 9, 9)):
         exact = any_mechanism(name).under(MASKS[mask](m, n) if any_mechanism(name).domain.masked else None)
         if allows(exact, Mask(), m, n):
@@ -261,16 +273,18 @@ def compare_half(mechanism: Mechanism, half: Inputs) -> None:
     dtype, exact, rounded = half[0].dtype, in_dtype(mechanism, torch.float64), tuple(x.double() for x in half)
     expected, _ = reference(exact, *rounded)
     g = random(55, *expected.shape, dtype=dtype)
-    unit = torch.finfo(dtype).eps * max(1.0, float(expected.abs().max()), float(half[2].abs().max()))
+    eps = torch.finfo(dtype).eps
+    largest = max(1.0, float(expected.abs().max()), float(half[2].abs().max()))
     for lowering, run in lowerings(mechanism, *half).items():
+        bound, slope_bound = (2, 4) if lowering in ("sdpa", "shaped") else (0.6, 0.6)
         out = run(*half)
         assert out.dtype == dtype, lowering
-        assert float((out.double() - expected).abs().max()) <= 4 * unit, lowering
+        assert float((out.double() - expected).abs().max()) <= bound * eps * largest, lowering
         if mechanism.domain.differentiable:
             found = gradients(lowered(lowering), mechanism, half, g)
             slopes = gradients(by_reference, exact, rounded, g.double())
-            worst = {at: gap(found[at], slopes[at]) / torch.finfo(dtype).eps for at in slopes}
-            assert {at: x for at, x in worst.items() if not x <= 8} == {}, lowering
+            worst = {at: gap(found[at], slopes[at]) / eps for at in slopes}
+            assert {at: x for at, x in worst.items() if not x <= slope_bound} == {}, lowering
             assert {found[c].dtype for c in "qkv"} == {dtype}, lowering
 
 
@@ -278,18 +292,15 @@ def compare_half(mechanism: Mechanism, half: Inputs) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks", "unchecked")
-@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", [name for name in EVERY if not any_mechanism(name).domain.signed])
-def test_streamed_statistics_are_those_of_the_weights(name: str, mask: str) -> None:
+def test_streamed_statistics_are_those_of_the_weights(name: str) -> None:
     mechanism = any_mechanism(name)
-    for m, n in SHAPES:
+    for mask, m, n in CASES:
         if not allows(mechanism, MASKS[mask](m, n), m, n):
             continue
         q, k, _ = inputs(m, n, seed=61)
-        got = weight_statistics(mechanism, q, k, MASKS[mask](m, n))
-        a = mechanism.weights(q, k, MASKS[mask](m, n))
-        share = a / a.sum(-1, keepdim=True).clamp(min=1e-300)
-        i, j = positions(m, n)
+        got, a = weight_statistics(mechanism, q, k, MASKS[mask](m, n)), mechanism.weights(q, k, MASKS[mask](m, n))
+        share, (i, j) = a / a.sum(-1, keepdim=True).clamp(min=1e-300), positions(m, n)
         expected = {
             "entropy": -(share * share.clamp(min=1e-300).log()).sum(-1),
             "first": a[..., 0],
@@ -297,5 +308,5 @@ def test_streamed_statistics_are_those_of_the_weights(name: str, mask: str) -> N
             "distance": (share * (i[:, None] - j).abs()).sum(-1),
             "received": a.sum(-2),
         }
-        assert set(got) == set(expected)
-        assert {what: gap(got[what], x) for what, x in expected.items() if not gap(got[what], x) < 1e-9} == {}
+        wrong = {what: gap(got[what], x) for what, x in expected.items() if not gap(got[what], x) < 1e-9}
+        assert (set(got), wrong) == (set(expected), {}), f"{mask} {m} {n}"

@@ -17,14 +17,21 @@ def check_finite(**tensors: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     for name, x in tensors.items():
-        if not isinstance(x, Tensor) or not x.is_floating_point() or bool(x.sum(dtype=torch.float64).isfinite()):
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_meta or _surely_finite(x):
             continue
         bad = ~x.isfinite()
+        if not bool(bad.any()):  # only the sum was too large
+            continue
         at = tuple(bad.nonzero()[0].tolist())
         raise RheoscopeError(
             f"{name} has {int(bad.sum())} values that are NaN or infinite, the first at {list(at)} ({x[at].item()}); "
             "attention needs finite numbers: look at what made it, or torch.nan_to_num(…)"
         )
+
+
+def _surely_finite(x: Tensor) -> bool:
+    """A finite sum means finite numbers; only a sum that overflows or meets a NaN is worth a second, exact look."""
+    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
 
 
 def check_call(mechanism: "Mechanism", q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -57,7 +64,9 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise RheoscopeError(f"q, k, v must share the batch, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}; type k.expand(…)")
+        raise RheoscopeError(
+            f"q, k, v must share the batch, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}; type k.expand(…)"
+        )
     if k.shape[1:3] != v.shape[1:3]:
         raise RheoscopeError(
             f"k and v must share heads and tokens, got {tuple(k.shape[1:3])} and {tuple(v.shape[1:3])}; every key has one value"
@@ -68,7 +77,9 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             "each key/value head serves the same number of query heads"
         )
     if q.shape[-1] != k.shape[-1]:
-        raise RheoscopeError(f"q and k must share their width, got {q.shape[-1]} and {k.shape[-1]}; project one of them first")
+        raise RheoscopeError(
+            f"q and k must share their width, got {q.shape[-1]} and {k.shape[-1]}; project one of them first"
+        )
 
 
 def check_domain(mechanism: "Mechanism", m: int, n: int) -> None:
@@ -86,11 +97,12 @@ def check_domain(mechanism: "Mechanism", m: int, n: int) -> None:
 
 
 def check_parts(mechanism: "Mechanism", q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Tables in masks must fit the call, and parts that hold tensors are tried on one token of every head."""
+    """Tables of masks and positions must fit the call; parts that hold tensors are tried on one token of every head."""
     from rheoscope.attention.mechanism import for_every_head, positions, scores
 
     h, m, n = q.shape[1], q.shape[-2], k.shape[-2]
     mechanism.mask.fit(q.shape[0], h, m, n)
+    mechanism.position.fit(q.shape[0], h, m, n, q.shape[-1])
     if not tensors(mechanism):
         return
     exact = torch.promote_types(q.dtype, torch.float32)  # as the reference computes; cdist knows no bfloat16
@@ -98,11 +110,11 @@ def check_parts(mechanism: "Mechanism", q: Tensor, k: Tensor, v: Tensor) -> None
     try:
         with torch.no_grad():
             at_q, at_k = mechanism.position.place(q1, i), mechanism.position.place(k1, j[-1:])
-            scores(mechanism, at_q, at_k, i, j[-1:])
+            mechanism.normaliser(scores(mechanism, at_q, at_k, i, j[-1:]))
             mechanism.value(for_every_head(v[:, :, -1:].to(exact), h))
     except (RuntimeError, IndexError) as error:
         sizes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors(mechanism).items())
         raise RheoscopeError(
             f"the mechanism's own tensors ({sizes}) do not fit q of {h} heads, width {q.shape[-1]} and {n} keys: "
-            f"{str(error).splitlines()[0]}; make it with dim={q.shape[-1]}"
+            f"{str(error).splitlines()[0]}; type dim={q.shape[-1]}, and tensors for all heads together or for {h}"
         ) from error

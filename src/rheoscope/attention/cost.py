@@ -27,7 +27,10 @@ class AttentionCost:
 
 
 def attention_cost(
-    mechanism: Mechanism, q: tuple[int, int, int, int], k: tuple[int, int, int, int], value_width: int | None = None,
+    mechanism: Mechanism,
+    q: tuple[int, int, int, int],
+    k: tuple[int, int, int, int],
+    value_width: int | None = None,
     element_bytes: int = 4,
 ) -> AttentionCost:
     """FLOPs, bytes and parameters of one call of a mechanism on q (b, h, m, d) and k (b, g, n, d).

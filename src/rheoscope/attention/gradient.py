@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention.border import check_call, check_finite
-from rheoscope.attention.feature import Identity, added, under
+from rheoscope.attention.feature import added, under
 from rheoscope.attention.mechanism import Masked, Mechanism, for_every_head, positions, scores
 from rheoscope.shapes import RheoscopeError, Scores
 
@@ -89,6 +89,10 @@ def _check_gradient(mechanism: Mechanism, q: Tensor, v: Tensor, g: Tensor) -> No
         raise RheoscopeError(
             f"{type(mechanism.normaliser).__name__} has no gradient (its weights jump); type mechanism('scaled_dot', scale=…)"
         )
-    expected = (*q.shape[:-1], v.shape[-1])
-    if mechanism.value.__class__ is Identity and tuple(g.shape) != expected:
-        raise RheoscopeError(f"g must have the shape of the output {expected}, got {tuple(g.shape)}; type torch.ones{expected}")
+    one = for_every_head(v[:, :, :1], q.shape[1]).to(torch.promote_types(v.dtype, torch.float32))
+    expected, came = (
+        (*q.shape[:-1], mechanism.value(one).shape[-1]),
+        tuple(g.shape) if isinstance(g, Tensor) else type(g).__name__,
+    )
+    if came != expected:
+        raise RheoscopeError(f"g must have the shape of the output {expected}, got {came}; type torch.ones{expected}")

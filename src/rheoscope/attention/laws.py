@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from rheoscope.attention.feature import Identity
 from rheoscope.attention.mechanism import Mechanism, for_every_head, reference
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.normaliser.entmax import Entmax, bisect
@@ -43,7 +44,7 @@ def output(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def weights(mechanism: Mechanism, q: Tensor, k: Tensor) -> Tensor:
-    return reference(mechanism, q, k, k)[1]
+    return reference(replace(mechanism, value=Identity()), q, k, k)[1]
 
 
 def _shuffled(n: int) -> Tensor:
@@ -160,7 +161,7 @@ def bisection(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> float:
 def doubly_stochastic(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> float:
     s = mechanism.score(q, for_every_head(k, q.shape[1]))
     s = s / s.abs().amax().clamp(min=1)
-    return float((Sinkhorn(rounds=100)(s).sum(-2) - 1).abs().max())
+    return float((replace(_part(mechanism, Sinkhorn), rounds=100)(s).sum(-2) - 1).abs().max())
 
 
 def limit_of_softmax(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> float:

@@ -60,8 +60,10 @@ class Window(Mask):
     size: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise RheoscopeError(f"a window permits at least the token itself: size >= 1, got {self.size}")
+        if not isinstance(self.size, int) or self.size < 1:
+            raise RheoscopeError(
+                f"a window permits at least the token itself: whole size >= 1, got {self.size}; type Window(128)"
+            )
 
     def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
         return (i[:, None] - j).abs() < self.size
@@ -75,6 +77,10 @@ class Prefix(Mask):
     """j <= i, or j < length: the prefix sees itself both ways, the rest is causal."""
 
     length: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, int) or self.length < 0:
+            raise RheoscopeError(f"a prefix has a whole length of 0 or more, got {self.length}; type Prefix(16)")
 
     def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
         return (j <= i[:, None]) | (j < self.length)
@@ -93,9 +99,12 @@ class Document(Mask):
         return (self.ids[:, i, None] == self.ids[:, None, j])[:, None]
 
     def fit(self, b: int, h: int, m: int, n: int) -> None:
-        _fit("document ids", self.ids, [(b, n)])
+        _fit("Document ids", self.ids, [(b, n)])
         if m > n:
-            raise RheoscopeError(f"a document mask needs every query to be one of the keys, got {m} queries and {n} keys")
+            raise RheoscopeError(
+                f"a document mask needs every query to be one of the keys, got {m} queries and {n} keys; "
+                "type a boolean tensor (m, n) for cross attention"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +121,11 @@ class Padding(Mask):
         return self.real[:, None, None, j].expand(-1, 1, len(i), -1)
 
     def fit(self, b: int, h: int, m: int, n: int) -> None:
-        _fit("a padding mask", self.real, [(b, n)])
+        if self.real.dtype is not torch.bool:
+            raise RheoscopeError(
+                f"a padding mask is boolean (True is a token), got {self.real.dtype}; type Padding(real.bool())"
+            )
+        _fit("a Padding mask", self.real, [(b, n)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +144,11 @@ class Table(Mask):
         return table[..., (i - (n - m))[:, None], j]
 
     def fit(self, b: int, h: int, m: int, n: int) -> None:
-        _fit("a mask", self.permitted, [(m, n), (b, m, n), (1, m, n), (b, h, m, n), (b, 1, m, n), (1, h, m, n), (1, 1, m, n)])
+        _fit(
+            "a mask",
+            self.permitted,
+            [(m, n), (b, m, n), (1, m, n), (b, h, m, n), (b, 1, m, n), (1, h, m, n), (1, 1, m, n)],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +177,9 @@ class Both(Mask):
 def _fit(what: str, table: Tensor, shapes: list[tuple[int, ...]]) -> None:
     if tuple(table.shape) not in shapes:
         wanted = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
-        raise RheoscopeError(f"{what} for these q and k has shape {wanted}, got {tuple(table.shape)}")
+        raise RheoscopeError(
+            f"{what} for these q and k must have shape {wanted}, got {tuple(table.shape)}; type one of shape {shapes[0]}"
+        )
 
 
 NAMED = {"none": Mask, "causal": Causal}
@@ -188,6 +207,7 @@ def as_mask(mask: "Mask | str | Tensor | None") -> Mask:
                 f"{tuple(mask.shape)}; a float bias is a position: replace(mechanism, position=Bias(tensor))"
             )
         return Table(mask)
+    came = repr(mask) if isinstance(mask, str) else f"of type {type(mask).__name__}"
     raise RheoscopeError(
-        f"unknown mask {mask!r}; type 'none', 'causal', a boolean tensor or a Mask such as Causal() & Window(128)"
+        f"unknown mask {came}; type 'none', 'causal', a boolean tensor or a Mask such as Causal() & Window(128)"
     )

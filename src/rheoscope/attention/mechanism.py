@@ -20,12 +20,13 @@ from rheoscope.attention.normaliser.domain import Domain, Normaliser
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import Position
 from rheoscope.attention.score import Gram, Score
-from rheoscope.shapes import KeyAt, Keys, Outputs, Queries, RowAt, Scores, Values, Weights
+from rheoscope.shapes import KeyAt, Keys, Outputs, Queries, RowAt, Scores, Weights
 
 if TYPE_CHECKING:
     from rheoscope.attention.lower.choose import Choice
 
 Masked = Mask | str | Tensor | None
+
 
 @dataclass(frozen=True, eq=False)
 class Mechanism:
@@ -92,7 +93,7 @@ class Mechanism:
         tensor([[[[1.0000, 0.0000],
                   [0.5000, 0.5000]]]])
         """
-        mechanism = self.under(mask)
+        mechanism = replace(self.under(mask), value=Identity())
         check_finite(q=q, k=k)
         check_call(mechanism, q, k, k)
         return reference(mechanism, q, k, k)[1]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Masked, Mechanism
 from rheoscope.attention.parameters import tensors, with_tensors
-from rheoscope.attention.zoo import ZOO, mechanism as named
+from rheoscope.attention.zoo import ZOO
+from rheoscope.attention.zoo import mechanism as named
 from rheoscope.shapes import RheoscopeError
 
 Stream = Float[Tensor, "b t width"]
@@ -105,7 +106,7 @@ class MultiHeadAttention(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        kv_heads, head_width = kv_heads or heads, head_width or width // heads
+        kv_heads, head_width = kv_heads or heads, head_width or width // max(heads, 1)
         _check_heads(width, heads, kv_heads, head_width)
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
         self.W_Q = nn.Linear(width, heads * head_width, bias=bias)

@@ -46,6 +46,9 @@ class Position:
         """The gradient r of the scores, taken back to the tensors behind the bias."""
         return {}
 
+    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
+        """Refuse a call for which this position has the wrong shape."""
+
     @property
     def nowhere(self) -> bool:
         return type(self) is Position
@@ -103,6 +106,20 @@ class Rotary(Position):
     width: int | None = None
     pairs: Literal["halves", "neighbours"] = "halves"
 
+    def __post_init__(self) -> None:
+        if self.pairs not in ("halves", "neighbours"):
+            raise RheoscopeError(f"unknown pairs {self.pairs!r}; type 'halves' (Llama, NeoX) or 'neighbours' (GPT-J)")
+        if self.width is not None and (self.width < 2 or self.width % 2):
+            raise RheoscopeError(
+                f"rotary turns pairs of coordinates: an even width, got {self.width}; type width=2 or more"
+            )
+
+    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
+        if (self.width or d) > d or (self.width or d) % 2:
+            raise RheoscopeError(
+                f"rotary turns an even width of at most that of q, {d}, got width={self.width}; type width={d // 2 * 2}"
+            )
+
     def place(self, x: Placed, at: At) -> Placed:
         width = self.width or x.shape[-1]
         c = torch.arange(0, width, 2, dtype=torch.float64, device=x.device)
@@ -128,6 +145,10 @@ class ALiBi(Position):
     def bias(self, i: RowAt, j: KeyAt) -> Biases:
         return -self.slopes[:, None, None] * (i[:, None] - j).abs().to(self.slopes.dtype)
 
+    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
+        if len(self.slopes) != h:
+            raise _other_heads("slopes", self.slopes, h)
+
     def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
         return {"slopes": -(r * (i[:, None] - j).abs()).sum((0, -2, -1)).to(self.slopes.dtype)}
 
@@ -152,6 +173,18 @@ class Buckets(Position):
     max_distance: int = 128
     bidirectional: bool = True
 
+    def __post_init__(self) -> None:
+        exact = len(self.table) // (4 if self.bidirectional else 2)
+        if exact < 1 or self.max_distance <= exact:
+            raise RheoscopeError(
+                f"buckets need at least {4 if self.bidirectional else 2} rows and a max_distance above {exact} (those that are "
+                f"exact), got {len(self.table)} rows and max_distance={self.max_distance}; type a table of 32 rows and 128"
+            )
+
+    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
+        if self.table.shape[-1] != h:
+            raise _other_heads("table", self.table, h)
+
     def bias(self, i: RowAt, j: KeyAt) -> Biases:
         return self.table[self.bucket(j - i[:, None])].permute(2, 0, 1)
 
@@ -165,7 +198,7 @@ class Buckets(Position):
         distance = offset.abs() if self.bidirectional else (-offset).clamp(min=0)
         exact = buckets // 2
         far = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
-        far = (exact + far * (buckets - exact)).long().clamp(max=buckets - 1)
+        far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)  # cut first: the sum would round up
         return ahead + torch.where(distance < exact, distance, far)
 
 
@@ -174,6 +207,15 @@ class Bias(Position):
     """Any additive bias, given as a table (h, m, n) or (b, h, m, n) for the whole call."""
 
     table: Float[Tensor, "*bh m n"]
+
+    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
+        *lead, rows, keys = self.table.shape
+        heads, texts = ([1, 1, *lead])[:-3:-1]
+        if (rows, keys) != (m, n) or heads not in (1, h) or texts not in (1, b) or len(lead) > 2:
+            raise RheoscopeError(
+                f"a bias for these q and k must have shape {(h, m, n)} or {(b, h, m, n)}, got {tuple(self.table.shape)}; "
+                f"type Bias(torch.zeros{(h, m, n)})"
+            )
 
     def bias(self, i: RowAt, j: KeyAt) -> Biases:
         m, n = self.table.shape[-2:]
@@ -190,6 +232,10 @@ class Together(Position):
     a: Position
     b: Position
 
+    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
+        self.a.fit(b, h, m, n, d)
+        self.b.fit(b, h, m, n, d)
+
     def place(self, x: Placed, at: At) -> Placed:
         return self.b.place(self.a.place(x, at), at)
 
@@ -204,3 +250,7 @@ class Together(Position):
 
     def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
         return under("a", self.a.pull_bias(i, j, r)) | under("b", self.b.pull_bias(i, j, r))
+
+
+def _other_heads(what: str, x: Tensor, h: int) -> RheoscopeError:
+    return RheoscopeError(f"position.{what} {tuple(x.shape)} do not fit q of {h} heads; type one for each of {h} heads")

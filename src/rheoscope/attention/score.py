@@ -14,6 +14,7 @@ ordinary dot product plus a bias per query and per key, or None where no such fo
 metric run on a fused dot-product kernel, exactly.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -22,24 +23,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.feature import Feature, Identity, added, under
-from rheoscope.shapes import Keys, Queries, Scores
+from rheoscope.shapes import Keys, Queries, RheoscopeError, Scores
 
 Pulled = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
 class DotForm(NamedTuple):
-    """f(q_i, k_j) = scale q_i . k_j + query_bias_i + key_bias_j, exactly (a bias of None stands for 0)."""
+    """f(q_i, k_j) = scale q_i . k_j + query_bias_i + key_bias_j, exactly (a bias of None stands for 0).
+
+    The query bias is constant along a row, which softmax does not see: it is computed only when asked for.
+    """
 
     q: Tensor
     k: Tensor
     scale: float
-    query_bias: Float[Tensor, "b h m"] | None = None
+    query_bias: Callable[[], Float[Tensor, "b h m"]] | None = None
     key_bias: Float[Tensor, "b h n"] | None = None
 
     def scores(self) -> Scores:
         s = self.q @ self.k.mT * self.scale
         if self.query_bias is not None:
-            s = s + self.query_bias[..., :, None]
+            s = s + self.query_bias()[..., :, None]
         return s if self.key_bias is None else s + self.key_bias[..., None, :]
 
 
@@ -135,7 +139,7 @@ class Distance:
 
     def dot(self, q: Queries, k: Keys) -> DotForm:
         a, b, c = self.phi(q), self.phi(k), self.scale
-        return DotForm(a, b, 2 * c, -c * a.square().sum(-1), -c * b.square().sum(-1))
+        return DotForm(a, b, 2 * c, lambda: -c * torch.linalg.vecdot(a, a), -c * torch.linalg.vecdot(b, b))
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,6 +233,10 @@ class SoftCap:
 
     score: Score
     cap: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cap < torch.inf:
+            raise RheoscopeError(f"cap must be a positive number, got {self.cap}; type SoftCap(score, 50.0)")
 
     @property
     def held(self) -> int:

@@ -62,6 +62,31 @@ def _positive(what: str, value: float) -> float:
     return value
 
 
+def _finite(what: str, value: float) -> float:
+    if not isinstance(value, int | float) or not abs(value) < float("inf"):
+        raise RheoscopeError(f"{what} must be a finite number, got {value!r}; type {what}=1.0")
+    return value
+
+
+def _count(what: str, value: int, least: int, usual: int) -> int:
+    if not isinstance(value, int) or value < least:
+        raise RheoscopeError(f"{what} must be a whole number of {least} or more, got {value!r}; type {what}={usual}")
+    return value
+
+
+def _matrix(what: str, x: Tensor) -> Tensor:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        came = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise RheoscopeError(
+            f"{what} must be a tensor of floating-point numbers, got {came}; type {what}=torch.eye(<width of q>)"
+        )
+    return x
+
+
+def _scale(scale: Scale) -> Scale:
+    return None if scale is None else _finite("scale", scale)
+
+
 def _random(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=Generator().manual_seed(seed)) * shape[-2] ** -0.5
 
@@ -69,10 +94,12 @@ def _random(seed: int, *shape: int) -> Tensor:
 def _given_or_made(what: str, given: Tensor | None, dim: int | None, make: Callable[[int], Tensor]) -> Tensor:
     if given is None and dim is None:
         raise RheoscopeError(f"this mechanism learns {what}: type dim=<width of q> to start one, or {what}=<tensor>")
-    return make(int(dim or 0)) if given is None else given
+    return make(_width(dim)) if given is None else _matrix(what, given)
 
 
 def _tanh(seed: int, dim: int, hidden: int, out: int) -> Tanh:
+    _count("hidden", hidden, 1, 32)
+    _count("features", out, 1, 32)
     return Tanh(_random(seed, dim, hidden), torch.zeros(1, hidden), _random(seed + 1, hidden, out))
 
 
@@ -83,15 +110,15 @@ def _width(dim: int | None) -> int:
 
 
 def scaled_dot(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=scale))
+    return Mechanism(Gram(scale=_scale(scale)))
 
 
 def bilinear(dim: int | None = None, B: Tensor | None = None, scale: Scale = None) -> Mechanism:
-    return Mechanism(Relation(Linear(_given_or_made("B", B, dim, torch.eye)), scale=scale))
+    return Mechanism(Relation(Linear(_given_or_made("B", B, dim, torch.eye)), scale=_scale(scale)))
 
 
 def additive(dim: int | None = None, hidden: int = 32, seed: int = 0) -> Mechanism:
-    d = _width(dim)
+    d, hidden = _width(dim), _count("hidden", hidden, 1, 32)
     return Mechanism(Additive(_random(seed, d, hidden), _random(seed + 1, d, hidden), _random(seed + 2, hidden, 1)))
 
 
@@ -118,9 +145,11 @@ def kernel_laplace(gamma: float = 1.0) -> Mechanism:
 
 
 def kernel_polynomial(degree: int = 2, scale: Scale = None, offset: float = 1.0) -> Mechanism:
-    if degree < 2 or degree % 2:
-        raise RheoscopeError(f"degree must be even and at least 2 (an odd power can be negative), got {degree}; type degree=2")
-    return Mechanism(Polynomial(degree, scale, offset))
+    if not isinstance(degree, int) or degree < 2 or degree % 2:
+        raise RheoscopeError(
+            f"degree must be even and at least 2 (an odd power can be negative), got {degree!r}; type degree=2"
+        )
+    return Mechanism(Polynomial(degree, _scale(scale), _finite("offset", offset)))
 
 
 def relation(dim: int | None = None, features: int = 32, hidden: int = 32, seed: int = 0) -> Mechanism:
@@ -138,37 +167,37 @@ def metric_map(dim: int | None = None, hidden: int = 32, seed: int = 0) -> Mecha
 
 
 def softmax_sink(sink: Tensor | float = 0.0, scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=scale), normaliser=Sink(sink))
+    return Mechanism(
+        Gram(scale=_scale(scale)), normaliser=Sink(sink if isinstance(sink, Tensor) else _finite("sink", sink))
+    )
 
 
 def sigmoid(bias: float = 0.0, scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=scale), normaliser=Sigmoid(bias))
+    return Mechanism(Gram(scale=_scale(scale)), normaliser=Sigmoid(_finite("bias", bias)))
 
 
 def relu(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=scale), normaliser=ReLU())
+    return Mechanism(Gram(scale=_scale(scale)), normaliser=ReLU())
 
 
 def sparsemax(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=scale), normaliser=Entmax(2.0))
+    return Mechanism(Gram(scale=_scale(scale)), normaliser=Entmax(2.0))
 
 
 def entmax15(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=scale), normaliser=Entmax(1.5))
+    return Mechanism(Gram(scale=_scale(scale)), normaliser=Entmax(1.5))
 
 
 def entmax(alpha: float = 1.25, scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=scale), normaliser=Entmax(alpha))
+    return Mechanism(Gram(scale=_scale(scale)), normaliser=Entmax(alpha))
 
 
 def sinkhorn(rounds: int = 10, scale: Scale = None) -> Mechanism:
-    if rounds < 0:
-        raise RheoscopeError(f"rounds must be 0 (softmax) or more, got {rounds}; type rounds=10")
-    return Mechanism(Gram(scale=scale), normaliser=Sinkhorn(rounds))
+    return Mechanism(Gram(scale=_scale(scale)), normaliser=Sinkhorn(_count("rounds", rounds, 0, 10)))
 
 
 def hard(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=scale), normaliser=Hard())
+    return Mechanism(Gram(scale=_scale(scale)), normaliser=Hard())
 
 
 def linear() -> Mechanism:
@@ -176,16 +205,19 @@ def linear() -> Mechanism:
 
 
 def shaped(alpha: float = 1.0, beta: float = 1.0, gamma: float = 1.0, scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=scale), normaliser=Shaped(alpha, beta, gamma))
+    parts = _finite("alpha", alpha), _finite("beta", beta), _finite("gamma", gamma)
+    return Mechanism(Gram(scale=_scale(scale)), normaliser=Shaped(*parts))
 
 
 def psd_root(P: Tensor) -> Tensor:
     """L with L L^T = P; refuses a P that is not symmetric positive semi-definite."""
-    if P.ndim < 2 or P.shape[-1] != P.shape[-2] or not torch.allclose(P, P.mT):
+    if _matrix("P", P).ndim < 2 or P.shape[-1] != P.shape[-2] or not torch.allclose(P, P.mT):
         raise RheoscopeError(f"P must be a symmetric matrix (d, d), got shape {tuple(P.shape)}; type P=(P + P.mT)/2")
     values, vectors = torch.linalg.eigh(P)
     if float(values.min()) < -1e-6 * float(values.abs().max()):
-        raise RheoscopeError(f"P must be positive semi-definite, got the eigenvalue {float(values.min()):.3g}; type P=A @ A.mT")
+        raise RheoscopeError(
+            f"P must be positive semi-definite, got the eigenvalue {float(values.min()):.3g}; type P=A @ A.mT"
+        )
     return vectors * values.clamp(min=0).sqrt()[..., None, :]
 
 
@@ -245,7 +277,7 @@ def mechanism(name: str, **options: Any) -> Mechanism:
     >>> rs.mechanism("metric", sigma=1.0)(q, k, v, mask="causal").shape
     torch.Size([1, 2, 5, 4])
     """
-    if name not in ZOO:
+    if not isinstance(name, str) or name not in ZOO:
         raise RheoscopeError(f"unknown mechanism {name!r}; type one of {', '.join(ZOO)}")
     return ZOO[name](**options)
 

@@ -86,8 +86,8 @@ def register_with_transformers() -> list[str]:
 
     **Learned mechanisms** (bilinear, additive, relation, symmetric_relation, metric_map, mahalanobis) put their
     parameters into each attention layer as `rheoscope_attention.<name>` at the first forward, always the same ones: run
-    one forward before building an optimiser, and before `load_state_dict` of a saved model (`from_pretrained` knows
-    nothing of them and drops them with a warning).
+    one forward before building an optimiser. They are saved with the model; `from_pretrained` makes the layers anew and
+    reports them as unexpected, so after it run one forward and `model.load_state_dict(load_file("model.safetensors"))`.
 
     **Laws** `rheoscope:scaled_dot` gives the model's own logits; no mechanism sees what the model masks; outside a
     mechanism's domain (`sinkhorn` under a mask, `shaped` with a cache) the call is refused; calling twice changes nothing.
@@ -111,7 +111,7 @@ def register_with_transformers() -> list[str]:
     except ImportError as error:
         raise RheoscopeError(
             "register_with_transformers needs transformers 5 or later, which is not installed; "
-            "type pip install 'rheoscope[hub]'"
+            "type pip install 'transformers>=5'"
         ) from error
 
     for name in ZOO:

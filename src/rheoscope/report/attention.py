@@ -72,7 +72,7 @@ def page(rows: list[Surveyed], picture: bytes, tokens: int) -> Page:
         "the five; its laws were checked on the cloud of the picture when this page was made."
     )
     caption = "Shade: the score that a key at that place would get. Area: the weight of each token. Ring: the query."
-    cells = [
+    cells: list[list[str | Cell]] = [
         [
             row.named.name,
             row.named.formula,
@@ -83,15 +83,22 @@ def page(rows: list[Surveyed], picture: bytes, tokens: int) -> Page:
         ]
         for row in rows
     ]
-    header = [
+    header: list[str | Cell] = [
         "mechanism",
         Cell("score or weight", "the score f(q, k) under softmax, or the weight as a function of the score s"),
         Cell("domain", "where it is defined; outside it refuses"),
         Cell("laws kept", "declared laws that hold on this cloud in float64, largest violation within tolerance"),
-        Cell("runs as", f"the implementation taken for {tokens} tokens, 8 heads of width 64, float32, causal where allowed"),
+        Cell(
+            "runs as",
+            f"the implementation taken for {tokens} tokens, 8 heads of width 64, float32, causal where allowed",
+        ),
         "source",
     ]
-    return Page("Mechanisms of attention", lead).picture("What each one sees", picture, caption).table("Laws and lowerings", header, cells)
+    return (
+        Page("Mechanisms of attention", lead)
+        .picture("What each one sees", picture, caption)
+        .table("Laws and lowerings", header, cells)
+    )
 
 
 def laws_in_words(row: Surveyed) -> str:
@@ -109,13 +116,18 @@ def show(out: Path, json_file: Path | None, tokens: int, explain: bool) -> None:
         points = cloud()
         rows = survey(points, tokens)
     console.print(terminal_table(rows))
-    console.print(f"\n[dim]laws kept on a cloud of {len(points)} points in float64; runs as, for {tokens} tokens in 8 heads of width 64:[/]")
+    console.print(
+        f"\n[dim]laws kept on a cloud of {len(points)} points in float64; runs as, for {tokens} tokens in 8 heads of width 64:[/]"
+    )
     console.print(reasons(rows, explain))
     with Console(stderr=True).status("drawing"):
         picture = png(plot_attention(rows, points))
-        said = [save(picture, out / "rheoscope-attention.png"), page(rows, picture, tokens).save(out / "rheoscope-attention.html")]
+        said = [
+            save(picture, out / "rheoscope-attention.png"),
+            page(rows, picture, tokens).save(out / "rheoscope-attention.html"),
+        ]
     if json_file is not None:
-        said.append(written(json_file, lambda path: path.write_text(json.dumps(as_json(rows), indent=1)) and None))
+        said.append(written(json_file, lambda path: path.write_text(json.dumps(as_json(rows), indent=1))))
     console.print("\n".join(said), soft_wrap=True)
     broken = [row.named.name for row in rows if row.broken]
     if broken:

@@ -8,12 +8,12 @@ from pathlib import Path
 from rheoscope.shapes import RheoscopeError
 
 
-def written(path: Path, write: Callable[[Path], None]) -> str:
+def written(path: Path, write: Callable[[Path], object]) -> str:
     """Let `write` fill a temporary file, move it to `path`, and say what happened ("wrote …" or "replaced …").
 
     >>> import tempfile, pathlib
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "a.txt"
-    >>> written(target, lambda p: p.write_text("x") and None).split()[0], target.read_text()
+    >>> written(target, lambda p: p.write_text("x")).split()[0], target.read_text()
     ('wrote', 'x')
     """
     if path.is_dir():

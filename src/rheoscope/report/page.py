@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CSS = """
-:root { color-scheme: light dark; --ink: #1d2433; --muted: #5d6678; --line: #dde2ec; --paper: #ffffff; --soft: #f6f8fc; --accent: #c8431d; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8ecf4; --muted: #9aa5ba; --line: #2c3447; --paper: #12161f; --soft: #1a2030; --accent: #ff8a66; } }
-body { margin: 0 auto; max-width: 76rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.9rem; letter-spacing: -.02em; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.5rem 0 .6rem; }
+:root { color-scheme: light dark; --ink: #1d2433; --muted: #5d6678; --line: #dde2ec; --paper: #ffffff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8ecf4; --muted: #9aa5ba; --line: #2c3447; --paper: #12161f; } }
+body { margin: 0 auto; max-width: 76rem; padding: 2.5rem 1.5rem 4rem; font: 16px/1.55 system-ui, sans-serif;
+  background: var(--paper); color: var(--ink); }
+h1 { font-size: 1.9rem; letter-spacing: -.02em; margin: 0 0 .3rem; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .6rem; }
 p.lead { color: var(--muted); margin: 0 0 1.5rem; max-width: 62ch; }
-figure { margin: 0; } figure img { width: 100%; background: #fff; border-radius: .5rem; border: 1px solid var(--line); }
+figure { margin: 0; }
+figure img { width: 100%; background: #fff; border-radius: .5rem; border: 1px solid var(--line); }
 figcaption { color: var(--muted); font-size: .9rem; margin-top: .5rem; max-width: 75ch; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .88rem; }
-th { text-align: left; color: var(--muted); font-weight: 600; } th, td { padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td:first-child { font-weight: 600; white-space: nowrap; } [title] { text-decoration: underline dotted var(--muted); cursor: help; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { text-align: left; color: var(--muted); font-weight: 600; }
+td:first-child { font-weight: 600; white-space: nowrap; }
+[title] { text-decoration: underline dotted var(--muted); cursor: help; }
 footer { margin-top: 3rem; color: var(--muted); font-size: .85rem; }
 """
 
@@ -84,7 +89,7 @@ def png(figure: "Figure", dpi: int = 130) -> bytes:
 
 
 def save(data: bytes, path: Path) -> str:
-    return written(path, lambda temporary: temporary.write_bytes(data) and None)
+    return written(path, lambda temporary: temporary.write_bytes(data))
 
 
 def _cell(tag: str, cell: str | Cell) -> str:

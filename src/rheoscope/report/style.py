@@ -1,5 +1,6 @@
 """One look for every figure: quiet axes, one ink, one accent."""
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -8,7 +9,7 @@ if TYPE_CHECKING:
 INK, MUTED, ACCENT, PAPER = "#1d2433", "#8a93a6", "#e4572e", "#ffffff"
 FIELD = ["#f7f8fb", "#dfe6f2", "#b9c9e4", "#86a3cf", "#4f78b3", "#27508f"]
 
-RC: dict[str, Any] = {
+RC: Any = {
     "figure.facecolor": PAPER,
     "axes.facecolor": PAPER,
     "axes.edgecolor": MUTED,
@@ -26,8 +27,14 @@ RC: dict[str, Any] = {
 
 def new_figure(width: float, height: float) -> "Figure":
     """A figure that belongs to no window and to no global state."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(RC):
+    with styled():
         return Figure(figsize=(width, height), layout="constrained")
+
+
+def styled() -> AbstractContextManager[None]:
+    """Inside, everything is drawn in this look."""
+    import matplotlib as mpl
+
+    return mpl.rc_context(RC)

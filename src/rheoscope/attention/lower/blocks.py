@@ -79,15 +79,16 @@ def lay(mechanism: Mechanism, q: Tensor, k: Tensor) -> Laid:
     q = mechanism.position.place(q.to(exact), i)
     k = mechanism.position.place(for_every_head(k.to(exact), q.shape[1]), j)
     form = mechanism.score.dot(q, k)
+    row_bias = form.query_bias() if form is not None and form.query_bias is not None else None
 
     def folded(rows: slice, keys: slice) -> Scores:
         assert form is not None
-        query_bias = None if form.query_bias is None else form.query_bias[..., rows]
-        key_bias = None if form.key_bias is None else form.key_bias[..., keys]
-        part = form._replace(
-            q=form.q[..., rows, :], k=form.k[..., keys, :], query_bias=query_bias, key_bias=key_bias
-        )
-        return part.scores()
+        return form._replace(
+            q=form.q[..., rows, :],
+            k=form.k[..., keys, :],
+            query_bias=None if row_bias is None else lambda: row_bias[..., rows],
+            key_bias=None if form.key_bias is None else form.key_bias[..., keys],
+        ).scores()
 
     def direct(rows: slice, keys: slice) -> Scores:
         return mechanism.score(q[..., rows, :], k[..., keys, :])

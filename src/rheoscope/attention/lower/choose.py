@@ -50,4 +50,6 @@ def choose(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, only: str | No
                 continue
             return Choice(name, answer.why, answer.run, passed_over)
         passed_over[name] = answer
-    raise RheoscopeError(f"the lowering {only!r} cannot run this: {passed_over[str(only)]}; leave lowering= out to take another")
+    raise RheoscopeError(
+        f"the lowering {only!r} cannot run this: {passed_over[str(only)]}; leave lowering= out to take another"
+    )

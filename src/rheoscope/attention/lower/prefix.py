@@ -1,6 +1,6 @@
 """Linear attention in O(N): sums of phi(k) v are kept instead of weights; causal attention walks over chunks.
 
-    o(q) = phi(q) S / phi(q) z,   S = sum_j phi(k_j)^T v_j,   z = sum_j phi(k_j)
+o(q) = phi(q) S / phi(q) z,   S = sum_j phi(k_j)^T v_j,   z = sum_j phi(k_j)
 """
 
 import torch
@@ -27,7 +27,10 @@ def offer(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
     i, _ = positions(1, k.shape[-2], q.device)  # the last token: a table of m < n rows has no row for the first
     if mechanism.position.bias(i, i) is not None:
         return "the position adds a bias of its own to every pair"
-    return Offer("weights are inner products of features, so sums over keys replace them: O(N)", lambda q, k, v: run(mechanism, q, k, v))
+    return Offer(
+        "weights are inner products of features, so sums over keys replace them: O(N)",
+        lambda q, k, v: run(mechanism, q, k, v),
+    )
 
 
 def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -37,7 +40,11 @@ def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     form = mechanism.score.dot(mechanism.position.place(q.to(exact), i), mechanism.position.place(keys, j))
     assert form is not None, "offer() has seen a dot form"
     with_count = pad(values, (0, 1), value=1.0)
-    sums = causal_sums(form.q, form.k, with_count) if isinstance(mechanism.mask, Causal) else form.q @ (form.k.mT @ with_count)
+    sums = (
+        causal_sums(form.q, form.k, with_count)
+        if isinstance(mechanism.mask, Causal)
+        else form.q @ (form.k.mT @ with_count)
+    )
     total = sums[..., -1:]
     return (sums[..., :-1] / torch.where(total == 0, 1, total)).to(dtype)
 

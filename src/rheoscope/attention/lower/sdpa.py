@@ -49,7 +49,11 @@ def refuse(mechanism: Mechanism, q: Tensor, k: Tensor) -> str:
 
 def explain(mechanism: Mechanism) -> str:
     name = type(mechanism.score).__name__
-    what = {"Gram": "a dot product", "Relation": "a dot product of mapped tokens", "Distance": "a dot product with a bias per key"}
+    what = {
+        "Gram": "a dot product",
+        "Relation": "a dot product of mapped tokens",
+        "Distance": "a dot product with a bias per key",
+    }
     why = f"the score {name} is {what.get(name, 'a dot product')}, so the fused kernel computes it exactly"
     return f"{why}, the sink as a zero key" if isinstance(mechanism.normaliser, Sink) else why
 
@@ -105,9 +109,10 @@ def kernel(form: DotForm, v: Tensor, table: Tensor | None, causal: bool) -> Tens
     if bias is not None and not causal and table is None and not (bias.requires_grad and torch.is_grad_enabled()):
         table, bias = bias[..., None, :], None
     if bias is not None:
-        columns = -(q.shape[-1] + 1) % 16
-        q = pad(pad(q, (0, 1), value=1.0), (0, columns))
-        k = pad(torch.cat([k, bias[..., None] / scale], -1), (0, columns))
+        spare = q.new_zeros(-(q.shape[-1] + 1) % 16)
+        one = torch.cat([q.new_ones(1), spare])
+        q = torch.cat([q, one.expand(*q.shape[:-1], -1)], -1)
+        k = torch.cat([k, bias[..., None] / scale, spare.expand(*k.shape[:-1], -1)], -1)
     if q.shape[-1] > width:
         v = pad(v, (0, q.shape[-1] - width))
     elif q.shape[-1] < width:
@@ -132,4 +137,8 @@ def _table(mechanism: Mechanism, q: Tensor, k: Tensor) -> Tensor | None:
 
 def _alibi_is_key_bias(mechanism: Mechanism) -> bool:
     """Where no key lies ahead, |i - j| = i - j, and the part in i is a row constant."""
-    return isinstance(mechanism.position, ALiBi) and type(mechanism.mask) is Causal and mechanism.normaliser.shift_invariant
+    return (
+        isinstance(mechanism.position, ALiBi)
+        and type(mechanism.mask) is Causal
+        and mechanism.normaliser.shift_invariant
+    )

@@ -1,12 +1,14 @@
 """What the weights are like, in O(N) memory: the questions that users of fused kernels cannot ask."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.border import check_call, check_finite
+from rheoscope.attention.feature import Identity
 from rheoscope.attention.lower.blocks import Block, walk
 from rheoscope.attention.mechanism import Masked, Mechanism
 from rheoscope.shapes import RheoscopeError
@@ -64,7 +66,7 @@ def weight_statistics(
     >>> rs.weight_statistics(rs.mechanism("scaled_dot"), q, q, mask="causal")["first"]
     tensor([[[1.0000, 0.5000, 0.3333, 0.2500]]])
     """
-    mechanism = mechanism.under(mask)
+    mechanism = replace(mechanism.under(mask), value=Identity())
     check_finite(q=q, k=k)
     check_call(mechanism, q, k, k)
     if mechanism.domain.signed:
@@ -73,7 +75,9 @@ def weight_statistics(
             "ask for its softmax part: mechanism('scaled_dot')"
         )
     rows: dict[str, list[Tensor]] = {name: [] for name in PER_ROW | (of or {})}
-    received = torch.zeros(*q.shape[:2], k.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    received = torch.zeros(
+        *q.shape[:2], k.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device
+    )
     for block in walk(mechanism, q, k):
         for name, answer in (PER_ROW | (of or {})).items():
             rows[name].append(answer(block))

@@ -27,8 +27,10 @@ class Entmax(Normaliser):
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not self.alpha > 1:
-            raise RheoscopeError(f"entmax needs alpha > 1, got {self.alpha}; alpha -> 1 is softmax: type mechanism('scaled_dot')")
+        if not isinstance(self.alpha, int | float) or not 1 < self.alpha < torch.inf:
+            raise RheoscopeError(
+                f"entmax needs a finite alpha > 1, got {self.alpha!r}; alpha -> 1 is softmax: type mechanism('scaled_dot')"
+            )
 
     def __call__(self, s: Scores) -> Weights:
         return _Entmax.apply(s, self.alpha)

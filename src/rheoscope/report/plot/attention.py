@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import torch
 from jaxtyping import Float
 from matplotlib.colors import LinearSegmentedColormap
 from torch import Tensor
 
 from rheoscope.attention.survey import Surveyed
-from rheoscope.report.style import ACCENT, FIELD, INK, MUTED, PAPER, RC, new_figure
+from rheoscope.report.style import ACCENT, FIELD, INK, MUTED, PAPER, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +20,7 @@ GRID = 90
 
 def plot_attention(rows: list[Surveyed], points: Float[Tensor, "n 2"], query: int = 0) -> "Figure":
     """One panel a mechanism: shade = score of a key placed there, area = weight of each token, ring = the query."""
-    with mpl.rc_context(RC):
+    with styled():
         height = -(-len(rows) // COLUMNS)
         figure = new_figure(2.35 * COLUMNS, 2.6 * height + 0.5)
         axes = figure.subplots(height, COLUMNS, squeeze=False).flatten()
@@ -42,12 +41,14 @@ def plot_attention(rows: list[Surveyed], points: Float[Tensor, "n 2"], query: in
 def draw(axis: "Axes", row: Surveyed, points: Float[Tensor, "n 2"], query: int) -> None:
     reach = float(points.abs().max()) * 1.25
     xs = torch.linspace(-reach, reach, GRID, dtype=points.dtype)
-    axis.contourf(xs, xs, field(row, points[query], xs), levels=12, cmap=LinearSegmentedColormap.from_list("field", FIELD))
+    axis.contourf(
+        xs, xs, field(row, points[query], xs), levels=12, cmap=LinearSegmentedColormap.from_list("field", FIELD)
+    )
     weights = row.weights[query]
     colours = [ACCENT if weight >= 0 else PAPER for weight in weights]
     area = 4 + 420 * weights.abs() / max(1.0, float(weights.abs().sum()))
     axis.scatter(points[:, 0], points[:, 1], s=area.tolist(), c=colours, edgecolors=INK, linewidths=0.6, zorder=3)
-    axis.scatter(*points[query].tolist(), s=110, facecolors="none", edgecolors=INK, linewidths=1.4, zorder=4)
+    axis.scatter(points[query, 0], points[query, 1], s=110, facecolors="none", edgecolors=INK, linewidths=1.4, zorder=4)
     axis.set(xticks=[], yticks=[], aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))
     axis.spines[:].set_visible(False)
     axis.set_title(row.named.name, fontsize=9, loc="left", color=INK, pad=14, fontweight="bold")

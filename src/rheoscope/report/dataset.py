@@ -1,0 +1,32 @@
+"""A Dataset for people and for programs: JSON of every number, with its definitions and its provenance."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.report.files import written
+
+if TYPE_CHECKING:
+    import xarray
+
+
+def as_json(dataset: "xarray.Dataset") -> dict[str, Any]:
+    """Dimensions, coordinates, values and attrs; NaN and infinity become null."""
+    return _plain(dataset.to_dict())
+
+
+def save_json(datasets: dict[str, "xarray.Dataset"], path: Path) -> str:
+    """Datasets under their analyses' names."""
+    told = {name: as_json(dataset) for name, dataset in datasets.items()}
+    return written(path, lambda temporary: temporary.write_text(json.dumps(told, ensure_ascii=False, indent=1)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,135 @@
+"""Blocks hold O(N): no tensor of m x n numbers is ever made, forward or backward."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rheoscope.attention.lower import blocks
+from rheoscope.attention.lower.statistics import weight_statistics
+from rheoscope.attention.mask import Causal, Window
+from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
+from rheoscope.attention.position import ALiBi, alibi_slopes
+from tests.attention.cases import as_users_run, in_dtype, inputs, made
+
+N, BLOCK = 1500, 1 << 17
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that any operation gives back, forward and backward alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(x, torch.Tensor):
+                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+@pytest.fixture(autouse=True)
+def small_block(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(blocks, "BLOCK", BLOCK)
+    with as_users_run():
+        yield
+
+
+def largest(run: Callable[..., torch.Tensor], mechanism: Mechanism, n: int = N) -> int:
+    q, k, v = (x.float().requires_grad_() for x in inputs(n, n, d=4, e=2, b=1, h=2, g=1))
+    with Largest() as seen:
+        run(in_dtype(mechanism, torch.float32), q, k, v).sum().backward()
+    assert q.grad is not None
+    return seen.numbers
+
+
+ROWWISE = [
+    "sigmoid",
+    "relu",
+    "kernel_laplace",
+    "kernel_polynomial",
+    "additive",
+    "relation",
+    "sparsemax",
+    "metric",
+    "entmax15",
+]
+
+
+@pytest.mark.parametrize("mask", [None, "causal", Causal() & Window(64)], ids=["none", "causal", "sliding"])
+@pytest.mark.parametrize("name", ROWWISE)
+def test_no_tensor_outgrows_a_block(name: str, mask: Any) -> None:
+    """Nor outgrow the 32 features of every token, which fit in a block here."""
+    assert largest(blocks.run, made(name, dim=4).under(mask), n=600 if name == "additive" else N) <= BLOCK
+
+
+def test_nor_under_sinkhorn() -> None:
+    """Column passes have blocks too."""
+    mechanism = replace(made("sinkhorn"), normaliser=Sinkhorn(1))
+    assert largest(blocks.run, mechanism, n=600) <= BLOCK < 600 * 600 / 2
+
+
+def test_nor_with_a_position() -> None:
+    assert largest(blocks.run, replace(made("sigmoid"), position=ALiBi(alibi_slopes(2))).under("causal")) <= BLOCK
+
+
+def test_the_reference_would_be_seen() -> None:
+    assert largest(lambda *args: reference(*args)[0], made("sigmoid")) >= 2 * N * N
+
+
+def test_statistics_hold_no_more() -> None:
+    q, k, _ = inputs(N, N, d=4, b=1, h=2, g=1)
+    with Largest() as seen:
+        weight_statistics(made("scaled_dot"), q, k, mask="causal")
+    assert seen.numbers <= BLOCK
+
+
+def spans(mask: Any, m: int, n: int, rows: int) -> list[tuple[slice, slice]]:
+    blocks.BLOCK = rows * n
+    q, k, _ = inputs(m, n, b=1, h=1, g=1)
+    return list(blocks.spans(blocks.lay(made("sigmoid").under(mask), q, k)))
+
+
+def test_spans_walk_every_row_once_and_only_keys_that_may_count() -> None:
+    assert spans(None, 5, 7, 2) == [(slice(0, 2), slice(0, 7)), (slice(2, 4), slice(0, 7)), (slice(4, 5), slice(0, 7))]
+    assert spans("causal", 5, 7, 2) == [
+        (slice(0, 2), slice(0, 4)),
+        (slice(2, 4), slice(0, 6)),
+        (slice(4, 5), slice(0, 7)),
+    ]
+    assert spans(Causal() & Window(2), 4, 4, 2) == [(slice(0, 2), slice(0, 2)), (slice(2, 4), slice(1, 4))]
+    assert spans("causal", 4, 2, 2) == [(slice(0, 2), slice(0, 0)), (slice(2, 4), slice(0, 2))]
+
+
+def test_a_block_of_weights_knows_where_it_stands() -> None:
+    q, k, _ = inputs(6, 8)
+    mechanism = made("softmax_sink").under(Causal() & Window(3))
+    blocks.BLOCK = 2 * 4 * 8 * 2
+    expected = reference(mechanism, q, k, k)[1]
+    built = torch.zeros_like(expected)
+    for block in blocks.walk(mechanism, q, k):
+        assert block.i.tolist() == list(range(8))[2:][block.rows]
+        assert block.j.tolist() == list(range(8))[block.keys]
+        built[..., block.rows, block.keys] = block.weights
+    assert torch.allclose(built, expected)
+
+
+def test_rows_fill_a_block_and_never_vanish() -> None:
+    q, k, _ = inputs(4, 100, b=2, h=4, g=2)
+    assert blocks.lay(made("sigmoid"), q, k).rows == BLOCK // (2 * 4 * 100)
+    assert blocks.lay(made("additive"), q, k).rows == BLOCK // (2 * 4 * 100 * 32)
+    blocks.BLOCK = 1
+    assert blocks.lay(made("sigmoid"), q, k).rows == 1
+
+
+def test_what_depends_on_more_than_its_row_is_refused() -> None:
+    q, k, v = inputs(4, 4)
+    assert blocks.offer(made("shaped"), q, k, v) == "a row of Shaped depends on more than its scores"
+    assert math.isfinite(float(blocks.run(made("sinkhorn"), q, k, v).sum()))

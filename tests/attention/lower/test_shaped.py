@@ -1,0 +1,34 @@
+"""Shaped attention as a sum of three."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rheoscope.attention.feature import Linear
+from rheoscope.attention.lower import shaped
+from rheoscope.attention.mask import Table
+from rheoscope.attention.mechanism import positions, reference
+from rheoscope.attention.normaliser.shaped import Shaped
+from tests.attention.cases import MASKS, gap, inputs, made, random
+
+SELF = [name for name in MASKS if MASKS[name](5, 5).sees_itself]
+
+
+@pytest.mark.parametrize("mask", SELF)
+def test_the_sum_and_the_mean(mask: str) -> None:
+    q, k, v = inputs(5, 5)
+    part = replace(made("shaped"), normaliser=Shaped(0.3, 2.0, 0.7), value=Linear(random(1, 3, 2))).under(
+        MASKS[mask](5, 5)
+    )
+    assert gap(shaped.run(part, q, k, v), reference(part, q, k, v)[0]) < 1e-12
+    permitted = part.mask(*positions(5, 5)).double()
+    means = (permitted / permitted.sum(-1, keepdim=True)) @ (v @ random(1, 3, 2)).repeat_interleave(2, 1)
+    assert gap(shaped.mean(part, q, k, v).expand_as(means), means) < 1e-12
+
+
+def test_a_mask_that_may_forbid_a_token_to_itself_is_refused() -> None:
+    answer = shaped.offer(made("shaped").under(Table(torch.ones(5, 5, dtype=torch.bool))), *inputs(5, 5))
+    assert isinstance(answer, str)
+    assert "forbid a token to itself" in answer
+    assert "not alpha I" in str(shaped.offer(made("sigmoid"), *inputs(5, 5)))

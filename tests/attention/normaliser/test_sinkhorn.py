@@ -1,0 +1,40 @@
+import torch
+
+from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
+from rheoscope.attention.normaliser.softmax import softmax
+from tests.attention.cases import gap, random
+
+
+def test_no_rounds_are_softmax() -> None:
+    s = random(1, 2, 2, 5, 5)
+    assert gap(Sinkhorn(0)(s), softmax(s)) < 1e-14
+
+
+def test_rounds_by_hand() -> None:
+    s = random(1, 1, 1, 4, 4)
+    a = s.exp()
+    a = a / a.sum(-1, keepdim=True)
+    for _ in range(3):
+        a = a / a.sum(-2, keepdim=True)
+        a = a / a.sum(-1, keepdim=True)
+    assert gap(Sinkhorn(3)(s), a) < 1e-13
+
+
+def test_columns_come_nearer_to_one_with_every_round() -> None:
+    s = random(2, 1, 2, 6, 6)
+    away = [float((Sinkhorn(rounds)(s).sum(-2) - 1).abs().max()) for rounds in (0, 1, 3, 10, 100)]
+    assert away == sorted(away, reverse=True)
+    assert away[0] > 0.1
+    assert away[-1] < 1e-12
+
+
+def test_the_limit_does_not_feel_row_and_column_constants() -> None:
+    s = random(3, 1, 1, 5, 5)
+    moved = s + random(4, 1, 1, 5, 1) + random(5, 1, 1, 1, 5)
+    assert gap(Sinkhorn(200)(moved), Sinkhorn(200)(s)) < 1e-9
+
+
+def test_huge_logits_stay_finite() -> None:
+    a = Sinkhorn(10)(1e4 * random(6, 1, 1, 5, 5))
+    assert bool(a.isfinite().all())
+    assert gap(a.sum(-1), torch.ones(1, 1, 5).double()) < 1e-9

@@ -1,0 +1,118 @@
+"""Scores against their formulas, written out pair by pair, and their derivatives against autograd."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from rheoscope.attention.feature import Linear, Residual, Tanh, Unit
+from rheoscope.attention.normaliser.softmax import softmax
+from rheoscope.attention.score import Additive, Distance, Gram, Laplace, Polynomial, Relation, Score, SoftCap, distances
+from tests.attention.cases import gap, gradients, random
+
+D = 4
+B, W, U, w = random(1, D, D), random(2, D, 5), random(3, D, 5), random(4, 5, 1)
+MAP = Tanh(random(5, D, 5), random(6, 1, 5), random(7, 5, D))
+
+
+def phi(x: Tensor) -> Tensor:
+    return x + torch.tanh(x @ MAP.W + MAP.b[0]) @ MAP.U
+
+
+FORMULAS: dict[str, tuple[Score, Callable[[Tensor, Tensor], Tensor]]] = {
+    "dot": (Gram(), lambda q, k: q @ k / math.sqrt(D)),
+    "dot, own scale": (Gram(scale=-3.0), lambda q, k: -3 * (q @ k)),
+    "cosine": (Gram(Unit(), scale=10.0), lambda q, k: 10 * (q @ k) / (q.norm() * k.norm())),
+    "bilinear": (Relation(Linear(B)), lambda q, k: q @ B @ k / math.sqrt(D)),
+    "metric": (Distance(scale=0.5 / 0.7**2), lambda q, k: -(((q - k) ** 2).sum()) / (2 * 0.7**2)),
+    "mahalanobis": (Distance(Linear(B)), lambda q, k: -(q - k) @ (B @ B.T) @ (q - k) / 2),
+    "map": (Distance(Residual(MAP), scale=1.0), lambda q, k: -((phi(q) - phi(k)) ** 2).sum()),
+    "laplace": (Laplace(0.3), lambda q, k: -0.3 * (q - k).norm()),
+    "polynomial": (Polynomial(4, offset=0.5), lambda q, k: ((q @ k / math.sqrt(D) + 0.5) ** 4).log()),
+    "additive": (Additive(W, U, w), lambda q, k: torch.tanh(q @ W + k @ U) @ w[:, 0]),
+    "soft cap": (SoftCap(Gram(), 0.5), lambda q, k: 0.5 * torch.tanh(q @ k / math.sqrt(D) / 0.5)),
+}
+NO_DOT = {"laplace", "polynomial", "additive", "soft cap"}
+
+
+def tokens(m: int = 3, n: int = 4) -> tuple[Tensor, Tensor]:
+    return random(11, 2, 2, m, D), random(12, 2, 2, n, D)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formula(name: str) -> None:
+    score, formula = FORMULAS[name]
+    q, k = tokens()
+    s = score(q, k)
+    assert s.shape == (2, 2, 3, 4)
+    for b, h, i, j in torch.cartesian_prod(*(torch.arange(size) for size in s.shape)).tolist():
+        assert float(s[b, h, i, j]) == pytest.approx(float(formula(q[b, h, i], k[b, h, j])), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_pull_is_the_derivative(name: str) -> None:
+    score, _ = FORMULAS[name]
+    q, k = tokens()
+    r = random(13, 2, 2, 3, 4)
+    dq, dk, own = score.pull(q, k, r)
+    auto = gradients(lambda score, q, k, v: score(q, k), score, (q, k, k), r)  # type: ignore[arg-type]
+    found = {"q": dq, "k": dk, **own}
+    assert set(found) == set(auto) - {"v"}
+    assert max(gap(found[at], auto[at]) for at in found) < 1e-12
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_dot_form(name: str) -> None:
+    score, _ = FORMULAS[name]
+    form = score.dot(*tokens())
+    assert (form is None) == (name in NO_DOT)
+    if form is not None:
+        assert gap(form.scores(), score(*tokens())) < 1e-12
+
+
+def test_a_metric_far_from_the_origin_loses_nothing() -> None:
+    """|q|^2 - 2 q.k + |k|^2 in float32 would be off by 60 here; the differences themselves are exact."""
+    q, k = (x.float().round() for x in tokens())
+    assert torch.equal(Distance()(q + 2.0**14, k + 2.0**14), Distance()(q, k))
+
+
+@pytest.mark.parametrize("score", [Distance(), Laplace(), Distance(Residual(MAP))])
+def test_a_token_at_distance_zero(score: Score) -> None:
+    q, _ = tokens()
+    s = score(q, q)
+    assert not bool(s.diagonal(dim1=-2, dim2=-1).any())
+    dq, dk, _ = score.pull(q, q, torch.eye(3, dtype=q.dtype).expand_as(s))
+    assert float(dq.abs().max()) < 1e-12
+    assert float(dk.abs().max()) < 1e-12
+    leaf = q.clone().requires_grad_()
+    score(leaf, leaf).diagonal(dim1=-2, dim2=-1).sum().backward()
+    assert float(leaf.grad.abs().max()) < 1e-12  # type: ignore[union-attr]
+
+
+def test_a_kernel_of_zero_forbids() -> None:
+    """Where (q.k + c)^2 = 0 the score is -inf and the weight exactly 0, with finite gradients on both ways."""
+    score, q = Polynomial(2, scale=1.0), torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64, requires_grad=True)
+    k = torch.tensor([[[[-1.0, 3.0], [1.0, 0.0]]]], dtype=torch.float64)
+    a = softmax(score(q, k))
+    assert a.flatten().tolist() == [0.0, 1.0]
+    a[..., 0].sum().backward()
+    assert bool(q.grad.isfinite().all())  # type: ignore[union-attr]
+    assert all(bool(x.isfinite().all()) for x in score.pull(q.detach(), k, torch.ones(1, 1, 1, 2, dtype=q.dtype))[:2])
+
+
+def test_a_score_says_what_it_holds() -> None:
+    assert Additive(W, U, w).held == 5
+    assert SoftCap(Additive(W, U, w), 1.0).held == 5
+    assert {FORMULAS[name][0].held for name in FORMULAS if name != "additive"} == {1}
+
+
+def test_a_cap_is_never_left() -> None:
+    q, k = tokens()
+    assert float(SoftCap(Gram(), 2.0)(1e3 * q, 1e3 * k).abs().max()) <= 2.0
+
+
+def test_distances() -> None:
+    q, k = tokens()
+    assert gap(distances(q, k), (q[..., :, None, :] - k[..., None, :, :]).norm(dim=-1)) < 1e-14
