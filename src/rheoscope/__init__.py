@@ -1,12 +1,14 @@
 """Rheoscope: attention as geometry. This page is the map; a name is loaded when it is first used.
 
-    mechanism, mechanisms, Mechanism      what attention computes, by name or composed from parts
-    nn                                    Attention and MultiHeadAttention as torch modules
-    attention_gradients                   the backward pass in closed form, with the reversed-attention map
-    weight_statistics                     entropy, sinks, distances of the weights, never holding them
-    attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
-    register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
-    RheoscopeError                        the one error that a user's mistake raises
+mechanism, mechanisms, Mechanism      what attention computes, by name or composed from parts
+nn                                    Attention and MultiHeadAttention as torch modules
+attention_gradients                   the backward pass in closed form, with the reversed-attention map
+weight_statistics                     entropy, sinks, distances of the weights, never holding them
+attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
+load                                  a pretrained Transformer as operators on one space E
+operators                             every head as an operator: symmetry, direction, rank, copying
+register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
+RheoscopeError                        the one error that a user's mistake raises
 """
 
 from importlib import import_module
@@ -17,9 +19,11 @@ _HOME = {
     "RheoscopeError": "rheoscope.shapes",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
+    "load": "rheoscope.opening",
     "mechanism": "rheoscope.attention.zoo",
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
+    "operators": "rheoscope.covers.operators",
     "register_with_transformers": "rheoscope.pretrained.interface",
     "transformer_cost": "rheoscope.attention.cost",
     "weight_statistics": "rheoscope.attention.lower.statistics",

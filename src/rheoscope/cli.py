@@ -32,7 +32,9 @@ def attention(
     out: Annotated[Path, typer.Option(help="Directory for the picture (PNG) and the page (HTML).")] = Path(),
     json: Annotated[Path | None, typer.Option(help="Also write every number to this file.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Length for which the lowering is chosen.")] = 2048,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why each lowering is taken, and why not the others.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say why each lowering is taken, and why not the others.")
+    ] = False,
 ) -> None:
     """Every attention mechanism: its laws checked live, how it runs on this machine, a picture of its weights.
 
@@ -41,6 +43,37 @@ def attention(
     from rheoscope.report.attention import show
 
     show(out, json, tokens, explain)
+
+
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", help="A hub name or a directory with config.json and safetensors.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]
+
+
+@app.command("operators")
+def operators_command(
+    model: ModelName,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Bare weights, without the gain of the norm, as papers print them.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Define every column.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with maps of all heads to this file (and a PNG beside it).")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Every head of a model as two operators, M (QK circuit) and F (OV circuit): symmetry, direction, rank, copying.
+
+    Examples:  rheoscope operators --model gpt2    ·    rheoscope operators -m path/ --html heads.html --json heads.json
+    """
+    from rheoscope.opening import load
+    from rheoscope.report.operators import show
+
+    show(load(model, device=device, dtype=dtype).view, raw, explain, json, html)
 
 
 def main() -> None:

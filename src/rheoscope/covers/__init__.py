@@ -1,0 +1,1 @@
+"""What projections do to geometry: the operators of every head, and what they make of the tokens."""

@@ -1,0 +1,163 @@
+"""What kind of operator is each head? Symmetry, direction, rank, copying, all from r x r matrices."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.space.head import Heads
+from rheoscope.space.operator import Factored
+from rheoscope.space.view import View
+
+if TYPE_CHECKING:
+    import xarray
+
+OFFSETS = (0, 1, 2, 4, 8, 16)
+
+DEFINITIONS = {
+    "symmetry": "tr(MM)/tr(MMᵀ) of the QK circuit (M): 1 symmetric, −1 skew, about 0 at random",
+    "directionality": "(c − r)/(c + r), c and r the excess of column (key) and row norms of M over mean + 2 std; depends on the basis of E",
+    "positive_share": "Σλ⁺/Σ|λ| of the symmetric part of M: 1 where relevance grows with likeness along every direction",
+    "positive_share_null": "the same for a random M: one half, since a form of rank r has as many rising as falling directions",
+    "stable_rank_M": "‖M‖²_F/‖M‖²₂: directions that the QK circuit really uses",
+    "stable_rank_F": "‖F‖²_F/‖F‖²₂: directions that the OV circuit really uses",
+    "positivity_F": "Re Σλ/Σ|λ| of the OV circuit (F): 1 copies, −1 inverts",
+    "copying": "Re Σλ/Σ|λ| of W_E F W_U, the copying score of the circuits literature; F alone where there is no unembedding",
+    "alignment": "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance",
+    "symmetry_at": "tr(M(δ)M(−δ))/(‖M(δ)‖‖M(−δ)‖) at offset δ: 1 for tied queries and keys",
+    "singular_values_M": "singular values of M, falling",
+    "singular_values_F": "singular values of F, falling",
+    "layer_symmetry": "symmetry of the sum of M over the heads of a layer",
+    "layer_directionality": "directionality of the sum of M over the heads of a layer",
+}
+
+
+@torch.no_grad()
+def operators(view: View, raw: bool = False, progress: Callable[[int, int], None] | None = None) -> "xarray.Dataset":
+    """Every head of a model as an operator: symmetry, direction, rank, copying.
+
+    **Answers** "does this head compare tokens symmetrically, in one direction, does it copy, how many directions does
+    it use?" from the weights alone, no text needed.
+
+    **Formula** M = C D_g W_Q R(δ) W_Kᵀ D_g C · scale and F = C D_g W_V W_O, gains folded (`raw=True`: bare weights, as in
+    papers); each number's definition is in its `attrs["definition"]`.
+
+    **Gives** (layer, head): `symmetry`, `directionality`, `positive_share` and its null, `stable_rank_M`,
+    `stable_rank_F`, `positivity_F`, `copying`, `alignment`; `symmetry_at` (layer, head, offset) under RoPE;
+    `singular_values_M`, `singular_values_F` (layer, head, rank); `layer_symmetry`, `layer_directionality` (layer).
+
+    **Laws** equal to the dense matrices' numbers; unchanged by every move that leaves the logits unchanged.
+
+    **Source** arXiv:2502.10927 (symmetry, directionality), transformer-circuits.pub/2021/framework (copying).
+
+    >>> import rheoscope as rs
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = rs.load(GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=9)))
+    >>> rs.operators(model.view).symmetry.dims
+    ('layer', 'head')
+    """
+    import xarray as xr
+
+    through = None if view.unembed is None else vocabulary_gram(view)
+    rows = []
+    for layer, heads in enumerate(view.blocks):
+        rows.append(of_layer(heads, through, raw))
+        if progress is not None:
+            progress(layer + 1, view.layers)
+    stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    dims = {1: ("layer",), 2: ("layer", "head")}
+    third = {"symmetry_at": "offset", "singular_values_M": "rank", "singular_values_F": "rank_F"}
+    data = {
+        name: xr.Variable(
+            dims.get(x.ndim, ("layer", "head", third.get(name, ""))), x.cpu().numpy(), {"definition": DEFINITIONS[name]}
+        )
+        for name, x in stacked.items()
+    }
+    coords = {"layer": range(view.layers), "head": range(view.heads), "offset": list(OFFSETS)}
+    return xr.Dataset(data, coords, attributes(view, raw))
+
+
+def attributes(view: View, raw: bool) -> dict[str, Any]:
+    """The settings that made it, its formula and its source."""
+    return {
+        "analysis": "operators",
+        "space": "weights without gain" if raw else "x̂ (before the gain, gain folded into M and F)",
+        "formula": "M = C D_g W_Q R(δ) W_Kᵀ D_g C · scale, F = C D_g W_V W_O",
+        "source": "arXiv:2502.10927; transformer-circuits.pub/2021/framework",
+        "raw": int(raw),
+    } | {name: str(value) for name, value in view.facts.items()}
+
+
+def of_layer(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> dict[str, Tensor]:
+    """All numbers of one layer, every head at once, in float32 or better."""
+    M, F = _exact(heads.M(raw)), _exact(heads.F(raw))
+    turning = heads.M(raw)
+    whole = Factored(torch.cat(list(M.left), -1), torch.cat(list(M.right), -2))
+    return {
+        "symmetry": M.symmetry(),
+        "directionality": directionality(M),
+        "positive_share": positive_share(M),
+        "positive_share_null": torch.full((heads.count,), 0.5),
+        "stable_rank_M": M.stable_rank(),
+        "stable_rank_F": F.stable_rank(),
+        "positivity_F": positivity(F.eigenvalues()),
+        "copying": copying(F, through),
+        "alignment": alignment(M, F),
+        "symmetry_at": torch.stack([turning.symmetry_at(offset) for offset in OFFSETS], -1),
+        "singular_values_M": M.singular_values(),
+        "singular_values_F": F.singular_values(),
+        "layer_symmetry": whole.symmetry(),
+        "layer_directionality": directionality(whole),
+    }
+
+
+def directionality(M: Factored) -> Float[Tensor, "*h"]:
+    """(c − r)/(c + r): does M pick out single coordinates on the key side (> 0) or on the query side (< 0)?"""
+    c, r = _excess(M.column_norms()), _excess(M.row_norms())
+    return torch.where(c + r > 0, (c - r) / torch.where(c + r > 0, c + r, 1), 0)
+
+
+def _excess(norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
+    threshold = norms.mean(-1, keepdim=True) + 2 * norms.std(-1, keepdim=True, correction=0)
+    return (norms - threshold).clamp(min=0).sum(-1)
+
+
+def positive_share(M: Factored) -> Float[Tensor, "*h"]:
+    """Σλ⁺/Σ|λ| over the eigenvalues λ of the symmetric part; one half for M = 0."""
+    values = M.symmetric_eigenvalues()
+    total = values.abs().sum(-1)
+    return torch.where(total > 0, values.clamp(min=0).sum(-1) / torch.where(total > 0, total, 1), 0.5)
+
+
+def positivity(values: Tensor) -> Float[Tensor, "*h"]:
+    """Re Σλ/Σ|λ| in [−1, 1]; 0 where all λ are 0."""
+    total = values.abs().sum(-1)
+    return torch.where(total > 0, values.real.sum(-1) / torch.where(total > 0, total, 1), 0)
+
+
+def copying(F: Factored, through: Float[Tensor, "d d"] | None) -> Float[Tensor, "*h"]:
+    """Positivity of W_E F W_U, whose eigenvalues are those of R (W_U W_E) L."""
+    middle = F.left if through is None else through.to(F.left.dtype) @ F.left
+    return positivity(torch.linalg.eigvals(F.right @ middle))
+
+
+def vocabulary_gram(view: View) -> Float[Tensor, "d d"]:
+    """D_f W_U W_E: from the stream through the final norm's gain and the vocabulary back to the stream."""
+    assert view.unembed is not None
+    return _float(view.final_norm.fold(_float(view.unembed)) @ _float(view.embed))
+
+
+def alignment(M: Factored, F: Factored) -> Float[Tensor, "*h"]:
+    """cos⟨F, Mᵀ⟩ in [−1, 1]; 0 where one of them is 0."""
+    size = M.norm() * F.norm()
+    return torch.where(size > 0, F.inner(M.T) / torch.where(size > 0, size, 1), 0)
+
+
+def _exact(A: Factored) -> Factored:
+    return Factored(_float(A.left), _float(A.right))
+
+
+def _float(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

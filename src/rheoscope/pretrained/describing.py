@@ -1,0 +1,54 @@
+"""From a Hugging Face model to its View, through the description of its family."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rheoscope.pretrained.checkpoint import check_weights, fingerprint
+from rheoscope.pretrained.families import family_of
+from rheoscope.pretrained.running import Pretrained
+from rheoscope.space.view import View
+
+
+def described(network: Any, tokenizer: Any, name: str) -> Pretrained:
+    """The model with its View, not yet certified."""
+    family = family_of(network.config)
+    check_weights(network)
+    said = family.describe(network)
+    unembed = None if said.encoder else network.get_output_embeddings()
+    view = View(
+        blocks=said.blocks,
+        embed=_through(said.embed.weight, said.into),
+        unembed=None if unembed is None else _through(said.out_of, unembed.weight.T),
+        unembed_bias=None if unembed is None else getattr(unembed, "bias", None),
+        final_norm=said.final_norm,
+        mlps=said.mlps,
+        facts=facts(network, family, name),
+    )
+    return Pretrained(network, tokenizer, said, view)
+
+
+def facts(network: Any, family: Any, name: str) -> dict[str, Any]:
+    """Where a result comes from: stored with everything that is computed."""
+    weight = next(network.parameters())
+    return {
+        "model": name,
+        "type": network.config.model_type,
+        "family": family.__name__.rsplit(".", 1)[-1],
+        "weights": fingerprint(network),
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "device": str(weight.device),
+        "context": getattr(network.config, "max_position_embeddings", None),
+        "logit_cap": getattr(network.config, "final_logit_softcapping", None),
+    }
+
+
+@torch.no_grad()
+def _through(first: Tensor | None, then: Tensor | None) -> Tensor:
+    """One map after the other; a map that is not there changes nothing (and copies nothing)."""
+    if first is None or then is None:
+        kept = then if first is None else first
+        assert kept is not None
+        return kept
+    return first @ then

@@ -1,0 +1,82 @@
+"""Heads changed while a model runs: the model's own attention computes every head, then the edited ones are replaced."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.pretrained import interface
+from rheoscope.pretrained.family.parts import Description
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Edit
+
+KEY = "rheoscope-edited"
+Edits = dict[int, dict[int, Edit]]
+_now: ContextVar[tuple[str, Edits]] = ContextVar("edits of the running model")
+
+
+@contextmanager
+def editing(model: Any, said: Description, edit: Mapping[tuple[int, int], Edit]) -> Iterator[None]:
+    """Inside, heads (layer, head) are computed by their edit; the model's implementation comes back on exit."""
+    edits: Edits = {}
+    for (layer, head), change in edit.items():
+        if not 0 <= layer < len(said.blocks) or not 0 <= head < said.blocks[layer].count:
+            raise RheoscopeError(
+                f"there is no head ({layer}, {head}); this model has layers 0 to {len(said.blocks) - 1} "
+                f"with heads 0 to {said.blocks[0].count - 1}"
+            )
+        edits.setdefault(id(said.attentions[layer]), {})[head] = change
+    if not edits:
+        yield
+        return
+    _register()
+    original = model.config._attn_implementation
+    token = _now.set((original, edits))
+    model.set_attn_implementation(KEY)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(original)
+        _now.reset(token)
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(KEY, attend)
+    AttentionMaskInterface.register(KEY, mask_function)
+
+
+def mask_function(*args: Any, **kw: Any) -> Any:
+    """The mask that the model's own implementation asks for."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    return ALL_MASK_ATTENTION_FUNCTIONS[_now.get()[0]](*args, **kw)
+
+
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **kw: Any
+) -> Any:
+    """The model's own attention, with the edited heads replaced by what their edits say."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    original, edits = _now.get()
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    out, weights = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)(
+        module, query, key, value, attention_mask, **kw
+    )
+    if id(module) not in edits:
+        return out, weights
+    asked = interface.read(module, kw | {"output_attentions": None})
+    call = interface.under_the_mask(interface.lay(query, key, value, asked), attention_mask, asked)
+    mechanism = interface.honour(Mechanism(), call, asked)
+    out = out.clone()
+    for head, change in edits[id(module)].items():
+        group = head // (query.shape[1] // key.shape[1])
+        q, k, v = call.q[:, head : head + 1], call.k[:, group : group + 1], call.v[:, group : group + 1]
+        out[:, :, head : head + 1] = change(q, k, v, mechanism).transpose(1, 2).to(out.dtype)
+    return out, weights

@@ -1,0 +1,68 @@
+"""GPT-2: LayerNorm before, learned positions added to the embedding, one fused projection for q, k, v."""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from rheoscope.pretrained.family.parts import (
+    Description,
+    Tap,
+    joined,
+    layer_norm,
+    pre_norm_taps,
+    softmax_attention,
+    split,
+    to_heads,
+)  # fmt: skip
+from rheoscope.space.head import Heads
+
+KNOWN = frozenset({
+    "n_head", "num_attention_heads", "attn_pdrop", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
+    "reorder_and_upcast_attn", "n_positions", "layer_norm_epsilon",
+})  # fmt: skip
+
+
+def describe(model: Any) -> Description:
+    inner = getattr(model, "transformer", model)
+    blocks = list(inner.h)
+    return Description(
+        start=Tap("embed", blocks[0], "in"),
+        layers=pre_norm_taps(blocks, "ln_2"),
+        blocks=tuple(heads(block, model.config.n_head) for block in blocks),
+        attentions=tuple(block.attn for block in blocks),
+        writers=tuple(block.attn for block in blocks),
+        mlps=tuple(partial(mlp, block) for block in blocks),
+        embed=inner.wte,
+        final_norm=layer_norm(inner.ln_f),
+    )
+
+
+def mlp(block: Any, x: Tensor) -> Tensor:
+    return block.mlp(block.ln_2(x))
+
+
+def heads(block: Any, count: int) -> Heads:
+    attn = block.attn
+    (W, b), (W_O, b_O) = split(attn.c_attn, 3 * count), joined(attn.c_proj, count)
+    assert b is not None, "GPT-2 projections have biases"
+    (W_Q, W_K, W_V), (b_Q, b_K, b_V) = W.chunk(3), b.chunk(3)
+
+    def project(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = to_heads(attn.c_attn(u), attn.head_dim).chunk(3, 1)
+        return q, k, v
+
+    return Heads(
+        W_Q,
+        W_K,
+        W_V,
+        W_O,
+        attn.scaling,
+        softmax_attention(attn.scaling),
+        project,
+        b_Q,
+        b_K,
+        b_V,
+        b_O,
+        layer_norm(block.ln_1),
+    )

@@ -1,0 +1,132 @@
+"""What the descriptions of families are made of: taps on the stream, and weights as heads."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rheoscope.attention.mask import Causal, Mask, Window
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.position import Position
+from rheoscope.attention.score import Gram
+from rheoscope.space.head import Heads, Norm, Turned
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where a step of the stream can be seen: the first input or the output of a module.
+
+    `added`: what is seen is a displacement, to be added to the step before (the attention of a parallel block).
+    """
+
+    label: str
+    module: nn.Module
+    side: Literal["in", "out"]
+    added: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """All that Rheoscope has to know of one model: five hook points and where the weights are.
+
+    `layers[l]` are the taps of layer l in the order of the stream; `blocks`, `mlps` its operators; `attentions` the
+    modules that call the attention interface; `writers` the modules whose output is what attention adds to the stream.
+    `into` and `out_of` map embeddings into E and E back to what the unembedding reads, where their widths differ.
+    """
+
+    start: Tap
+    layers: tuple[tuple[Tap, ...], ...]
+    blocks: tuple[Heads, ...]
+    attentions: tuple[nn.Module, ...]
+    writers: tuple[nn.Module, ...]
+    mlps: tuple[Callable[[Tensor], Tensor], ...]
+    embed: nn.Embedding
+    final_norm: Norm
+    parallel: bool = False
+    encoder: bool = False
+    into: Float[Tensor, "w d"] | None = None
+    out_of: Float[Tensor, "d w"] | None = None
+
+
+def split(linear: Any, heads: int) -> tuple[Float[Tensor, "h d k"], Float[Tensor, "h k"] | None]:
+    """The rows of a projection, head by head, as (h, d, k), and its bias as (h, k); views, no copies."""
+    weight: Tensor = linear.weight
+    weight = weight.T if type(linear).__name__ == "Conv1D" else weight
+    return weight.unflatten(0, (heads, -1)).mT, None if linear.bias is None else linear.bias.unflatten(0, (heads, -1))
+
+
+def joined(linear: Any, heads: int) -> tuple[Float[Tensor, "h e d"], Tensor | None]:
+    """The output projection, head by head, as (h, e, d), and its bias."""
+    weight: Tensor = linear.weight
+    weight = weight.T if type(linear).__name__ == "Conv1D" else weight
+    return weight.T.unflatten(0, (heads, -1)), linear.bias
+
+
+def layer_norm(module: Any) -> Norm:
+    """nn.LayerNorm as a Norm; None is no norm at all."""
+    if module is None:
+        return Norm()
+    return Norm(module, module.weight, module.bias, module.eps, centred=True)
+
+
+def rms_norm(module: Any, gain: Tensor | None = None) -> Norm:
+    """An RMSNorm of Hugging Face as a Norm; Gemma's gain is 1 + weight."""
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return Norm(module, module.weight if gain is None else gain, None, eps)
+
+
+def turned(rotary: Any, modeling: Any, **which: str) -> Turned:
+    """The model's own rotary tables and its own way to apply them, as a position."""
+    apply = sys.modules[type(modeling).__module__].apply_rotary_pos_emb
+
+    def turn(x: Float[Tensor, "b h n k"], at: Tensor) -> Float[Tensor, "b h n k"]:
+        cos, sin = rotary(x, at[None], **which)
+        return apply(x, x, cos, sin)[0]
+
+    return Turned(turn)
+
+
+def softmax_attention(
+    scale: float, causal: bool = True, window: int | None = None, position: Position | None = None
+) -> Mechanism:
+    """The mechanism of an ordinary head: scaled dot product, softmax, causal or not, with a window or not."""
+    mask: Mask = Causal() if causal else Mask()
+    return Mechanism(Gram(scale=scale), mask if window is None else mask & Window(window), position or Position())
+
+
+def to_heads(x: Float[Tensor, "b n hk"], width: int) -> Float[Tensor, "b h n k"]:
+    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+def apart(q: Any, k: Any, v: Any, o: Any, width: int) -> dict[str, Any]:
+    """What `Heads` wants to know of three projections side by side and the output projection."""
+    (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = (split(x, x.out_features // width) for x in (q, k, v))
+    W_O, b_O = joined(o, len(W_Q))
+
+    def project(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return to_heads(q(u), width), to_heads(k(u), width), to_heads(v(u), width)
+
+    return {
+        "W_Q": W_Q, "W_K": W_K, "W_V": W_V, "W_O": W_O, "b_Q": b_Q, "b_K": b_K, "b_V": b_V, "b_O": b_O, "project": project,
+    }  # fmt: skip
+
+
+def pre_norm_taps(layers: list[Any], middle: str) -> tuple[tuple[Tap, ...], ...]:
+    """Half-layers of a pre-norm block: `middle` names the norm that reads the point after attention."""
+    return tuple(
+        (Tap(f"L{i}.resid_mid", getattr(layer, middle), "in"), Tap(f"L{i}.resid_post", layer, "out"))
+        for i, layer in enumerate(layers)
+    )
+
+
+def post_norm_taps(layer: int, block: Any, attention_norm: Any, mlp_norm: Any) -> tuple[Tap, ...]:
+    """Half-layers of a post-norm block: each sum, and what its norm makes of it."""
+    return (
+        Tap(f"L{layer}.attn_sum", attention_norm, "in"),
+        Tap(f"L{layer}.resid_mid", attention_norm, "out"),
+        Tap(f"L{layer}.mlp_sum", mlp_norm, "in"),
+        Tap(f"L{layer}.resid_post", block, "out"),
+    )

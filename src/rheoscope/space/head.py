@@ -1,0 +1,245 @@
+"""One layer of attention as operators on E: what each head finds relevant (M) and what it carries over (F).
+
+    M_h(delta) = C D_g W_Q R(delta) W_K^T D_g C scale        F_h = C D_g W_V W_O^h
+    Delta_h(x_i) = sum_j alpha_ij (x̂_j F_h + b-terms)        x_i <- x_i + sum_h Delta_h(x_i) + b_O
+
+x̂ is the token after the norm and before its gain; D_g is the gain, C = I - 11^T/d the centring of LayerNorm (identity
+for RMSNorm), R(delta) the model's own rotation. Moving a gain into the weights therefore changes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.attention.lower.statistics import weight_statistics
+from rheoscope.attention.mechanism import Mechanism, for_every_head, positions, scores
+from rheoscope.attention.position import Position
+from rheoscope.space.operator import Factored
+
+Cloud = Float[Tensor, "n d"]
+Projected = tuple[Float[Tensor, "1 h n k"], Float[Tensor, "1 g n k"], Float[Tensor, "1 g n e"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm of the model: `own` is its module, the rest says what it does. No norm at all is `Norm()`.
+
+    own(x) = x̂ * gain + bias, with x̂ = x / rms(x), or centred x / std(x) where `centred`.
+    """
+
+    own: Callable[[Tensor], Tensor] = lambda x: x
+    gain: Float[Tensor, " d"] | None = None
+    bias: Float[Tensor, " d"] | None = None
+    eps: float | None = None
+    centred: bool = False
+
+    def hat(self, x: Cloud) -> Cloud:
+        """x̂, the token before gain and bias; x itself where there is no norm."""
+        if self.eps is None:
+            return x
+        x = x - x.mean(-1, keepdim=True) if self.centred else x
+        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+
+    def fold(self, W: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h d k"]:
+        """C D_g W: what a matrix that reads this norm does to x̂."""
+        W = W if self.gain is None else self.gain.to(W.dtype)[:, None] * W
+        return W - W.mean(-2, keepdim=True) if self.centred else W
+
+
+@dataclass(frozen=True, eq=False)
+class Turned(Position):
+    """The model's own rotary map: `turn(x, at)` rotates rows x at positions `at`."""
+
+    turn: Callable[[Tensor, Tensor], Tensor]
+
+    def place(self, x: Tensor, at: Tensor) -> Tensor:
+        return self.turn(x, at)
+
+    def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
+        """R(delta) with q_i R(i) (k_j R(j))^T = q_i R(i - j) k_j^T, read off the model's own tables."""
+        at = torch.tensor([abs(offset), 0], device=like.device)
+        rows = torch.eye(width, dtype=like.dtype, device=like.device)
+        far, here = (self.turn(rows[None, None], p.expand(width))[0, 0] for p in at)
+        return far @ here.mT if offset >= 0 else here @ far.mT
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance(Factored):
+    """M of one head or of a layer: a Factored at offset 0 that answers for any offset under RoPE.
+
+    `M(3)` is M(delta = 3), the form between a query and the key three tokens before it. Without RoPE every offset is the
+    same operator.
+    """
+
+    rotation: Callable[[int], Tensor] | None = None
+
+    def __getitem__(self, at: int | slice) -> "Relevance":
+        return Relevance(self.left[at], self.right[at], self.rotation)
+
+    def __call__(self, offset: int = 0) -> Factored:
+        if self.rotation is None:
+            return Factored(self.left, self.right)
+        return Factored(self.left @ self.rotation(offset).to(self.left.dtype), self.right)
+
+    def symmetry_at(self, offset: int) -> Float[Tensor, "*h"]:
+        """s(delta) = tr(M(delta) M(-delta)) / (|M(delta)| |M(-delta)|): 1 for tied queries and keys at every offset."""
+        forth, back = self(offset), self(-offset)
+        size = forth.norm() * back.norm()
+        return torch.where(size > 0, forth.inner(back.T) / torch.where(size > 0, size, 1), 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """All heads of one layer, described by the family, in the model's own tensors (views, no copies).
+
+    `project(u)` are the model's own projections (biases and QK-norm included, rotation not); the matrices beside it say
+    the same as operators, and loading proves that both agree.
+    """
+
+    W_Q: Float[Tensor, "h d k"]
+    W_K: Float[Tensor, "g d k"]
+    W_V: Float[Tensor, "g d e"]
+    W_O: Float[Tensor, "h e d"]
+    scale: float
+    mechanism: Mechanism
+    project: Callable[[Float[Tensor, "b n d"]], Projected]
+    b_Q: Float[Tensor, "h k"] | None = None
+    b_K: Float[Tensor, "g k"] | None = None
+    b_V: Float[Tensor, "g e"] | None = None
+    b_O: Float[Tensor, " d"] | None = None
+    norm: Norm = Norm()
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    after: Norm | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.W_Q)
+
+    def group(self, head: int) -> int:
+        """The key/value head that a query head reads."""
+        return head // (self.count // len(self.W_K))
+
+    def M(self, raw: bool = False) -> Relevance:
+        """The QK circuit of every head (h, d, d); `raw` leaves the norm's gain and centring out, as papers do."""
+        norm = Norm() if raw else self.norm
+        queries = norm.fold(_gained(self.W_Q, self.q_norm)) * self.scale
+        keys = norm.fold(_gained(self.W_K, self.k_norm))
+        position = self.mechanism.position
+        if not isinstance(position, Turned):
+            return Relevance(queries, _shared(keys, self.count).mT)
+        width, like = (
+            self.W_Q.shape[-1],
+            self.W_Q.new_empty(0, dtype=torch.promote_types(self.W_Q.dtype, torch.float32)),
+        )
+        here = position.rotation(0, width, like).diagonal()  # 1, or YaRN's factor
+        return Relevance(
+            queries * here.to(queries.dtype),
+            _shared(keys, self.count).mT,
+            lambda offset: position.rotation(offset, width, like) / here,
+        )
+
+    def F(self, raw: bool = False) -> Factored:
+        """The OV circuit of every head (h, d, d), with the gain of a norm after attention folded in."""
+        norm = Norm() if raw else self.norm
+        W_O = (
+            self.W_O
+            if self.after is None or self.after.gain is None or raw
+            else self.W_O * self.after.gain.to(self.W_O)
+        )
+        return Factored(_shared(norm.fold(self.W_V), self.count), W_O)
+
+    def read(self, x: Cloud) -> Projected:
+        """q, k, v of a cloud, by the model's own norm and projections."""
+        return self.project(self.norm.own(x)[None])
+
+    def one(self, q: Tensor, k: Tensor, head: int) -> tuple[Tensor, Tensor]:
+        g = self.group(head)
+        return q[:, head : head + 1], k[:, g : g + 1]
+
+    def scores(self, x: Cloud, head: int) -> Float[Tensor, "n n"]:
+        """Scores of one head before the mask, with cap and position as the model has them."""
+        q, k = (part.float() if part.dtype.itemsize < 4 else part for part in self.one(*self.read(x)[:2], head))
+        i, j = positions(len(x), len(x), x.device)
+        mechanism = self._head_mechanism(head)
+        bare = Mechanism(mechanism.score, position=mechanism.position)
+        return scores(bare, bare.position.place(q, i), bare.position.place(k, j), i, j)[0, 0]
+
+    def weights(self, x: Cloud, head: int) -> Float[Tensor, "n n"]:
+        """Attention weights of one head, in float32 or better."""
+        return self._head_mechanism(head).weights(*self.one(*self.read(x)[:2], head))[0, 0]
+
+    def outputs(self, x: Cloud) -> Float[Tensor, "h n e"]:
+        """sum_j alpha_ij v_j of every head, on the fastest exact lowering."""
+        return self.mechanism.attend(*self.read(x))[0]
+
+    def statistics(self, x: Cloud) -> dict[str, Float[Tensor, "h n"]]:
+        """What the weights of every head are like, row by row, in O(n) memory."""
+        q, k, _ = self.read(x)
+        return {name: part[0] for name, part in weight_statistics(self.mechanism, q, k).items()}
+
+    def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
+        """Delta_h of every head: they add up, with `bias(x)`, to what attention did to the cloud."""
+        moved = self.outputs(x) @ self.W_O
+        return moved if self.after is None else moved * self._after_scale(moved)
+
+    def bias(self, x: Cloud) -> Float[Tensor, "n d"]:
+        """What attention adds beside the heads: b_O, through the norm after attention where there is one."""
+        bias = torch.zeros_like(x) if self.b_O is None else self.b_O.expand_as(x)
+        if self.after is None:
+            return bias
+        scale = self._after_scale(self.outputs(x) @ self.W_O)
+        return bias * scale + (0 if self.after.bias is None else self.after.bias)
+
+    def _after_scale(self, moved: Float[Tensor, "h n d"]) -> Float[Tensor, "n d"]:
+        """c_i gain: the realised per-token scale of the norm after attention, times its gain."""
+        assert self.after is not None
+        assert self.after.eps is not None
+        assert not self.after.centred
+        total = moved.sum(0) + (0 if self.b_O is None else self.b_O)
+        c = (total.square().mean(-1, keepdim=True) + self.after.eps).rsqrt()
+        return c if self.after.gain is None else c * self.after.gain
+
+    def _head_mechanism(self, head: int) -> Mechanism:
+        """The mechanism of one head alone: a sink of every head becomes that head's sink."""
+        sink = getattr(self.mechanism.normaliser, "sink", None)
+        if not isinstance(sink, Tensor):
+            return self.mechanism
+        return replace(self.mechanism, normaliser=replace(self.mechanism.normaliser, sink=sink[head : head + 1]))  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """One head: `M` (QK circuit), `F` (OV circuit), its mechanism, and where it stands.
+
+    >>> import rheoscope as rs
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = rs.load(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)))
+    >>> model.view.head(0, 1).M.shape
+    (8, 8)
+    """
+
+    layer: int
+    head: int
+    M: Relevance
+    F: Factored
+    mechanism: Mechanism
+
+    @property
+    def W_QK(self) -> Relevance:
+        return self.M
+
+    @property
+    def W_OV(self) -> Factored:
+        return self.F
+
+
+def _gained(W: Tensor, norm: Norm | None) -> Tensor:
+    return W if norm is None or norm.gain is None else W * norm.gain.to(W.dtype)
+
+
+def _shared(W: Float[Tensor, "g d k"], heads: int) -> Float[Tensor, "h d k"]:
+    return for_every_head(W[None], heads)[0]

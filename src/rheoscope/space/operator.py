@@ -1,0 +1,164 @@
+"""Operators on E kept as two thin factors: A = L R with L (d, r), R (r, d), and never a (d, d) matrix.
+
+Rows are vectors, so A maps x to x A = (x L) R, and as a bilinear form it is x A y^T. Traces, norms, singular values and
+eigenvalues come from r x r matrices. Leading axes are batch axes: all heads of a layer are one Factored.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+from rheoscope.shapes import RheoscopeError
+
+
+@dataclass(frozen=True, eq=False)
+class Factored:
+    """A low-rank operator A = left @ right on row vectors, batched over leading axes.
+
+    **Answers** the questions one asks of a matrix (norm, trace, singular values, eigenvalues, symmetric part, best
+    low-rank copy) at the cost of its rank.
+
+    **Laws** every answer equals that of `dense()`; `(A @ B).dense() == A.dense() @ B.dense()`; gauge moves
+    (L G, G^-1 R) change nothing.
+
+    >>> import torch
+    >>> A = Factored(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0, 4.0]]))
+    >>> A.tr().item(), round(A.norm().item() ** 2, 3)
+    (11.0, 125.0)
+    """
+
+    left: Float[Tensor, "*h d r"]
+    right: Float[Tensor, "*h r e"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.left.shape[:-1], self.right.shape[-1])
+
+    def __getitem__(self, at: int | slice) -> "Factored":
+        """One operator (or some) of a batch."""
+        return Factored(self.left[at], self.right[at])
+
+    def __matmul__(self, other: "Factored") -> "Factored":
+        """First A, then B: x (A B). The smaller rank is kept."""
+        middle = self.right @ other.left
+        if self.left.shape[-1] <= other.right.shape[-2]:
+            return Factored(self.left, middle @ other.right)
+        return Factored(self.left @ middle, other.right)
+
+    def __add__(self, other: "Factored") -> "Factored":
+        """A + B, ranks added."""
+        return Factored(torch.cat([self.left, other.left], -1), torch.cat([self.right, other.right], -2))
+
+    def __mul__(self, number: float) -> "Factored":
+        return Factored(self.left * number, self.right)
+
+    __rmul__ = __mul__
+
+    @property
+    def T(self) -> "Factored":
+        return Factored(self.right.mT, self.left.mT)
+
+    def dense(self) -> Float[Tensor, "*h d e"]:
+        """The matrix itself: d x d numbers, for small d and for tests."""
+        return self.left @ self.right
+
+    def apply(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*hn e"]:
+        """x A for rows x; one cloud (n, d) through a batch of operators gives (h, n, e)."""
+        return (x @ self.left) @ self.right
+
+    def form(self, x: Float[Tensor, "m d"], y: Float[Tensor, "n e"]) -> Float[Tensor, "*h m n"]:
+        """x A y^T for clouds x and y."""
+        return (x @ self.left) @ (self.right @ y.mT)
+
+    def tr(self) -> Float[Tensor, "*h"]:
+        """tr A = tr (R L)."""
+        self._square("tr")
+        return (self.right.mT * self.left).sum((-2, -1))
+
+    def inner(self, other: "Factored") -> Float[Tensor, "*h"]:
+        """<A, B> = tr(A B^T), the Frobenius inner product."""
+        return ((self.left.mT @ other.left) * (self.right @ other.right.mT)).sum((-2, -1))
+
+    def norm(self) -> Float[Tensor, "*h"]:
+        """The Frobenius norm, from the triangular factors (no squares of small numbers are lost)."""
+        return torch.linalg.matrix_norm(self._core()[1])
+
+    def svd(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
+        """U, s, Vh with A = U diag(s) Vh, s falling, r = the number of columns of the factors (at most d)."""
+        q, core, p = self._core()
+        u, s, vh = torch.linalg.svd(core, full_matrices=False)
+        return q @ u, s, vh @ p.mT
+
+    def singular_values(self) -> Float[Tensor, "*h r"]:
+        return torch.linalg.svdvals(self._core()[1])
+
+    def eigenvalues(self) -> Complex[Tensor, "*h r"]:
+        """The eigenvalues that need not be 0: those of R L."""
+        self._square("eigenvalues")
+        return torch.linalg.eigvals(self.right @ self.left)
+
+    def symmetry(self) -> Float[Tensor, "*h"]:
+        """s = tr(A A) / tr(A A^T) in [-1, 1]: 1 symmetric, -1 skew, about 0 for a random operator; 0 for A = 0."""
+        self._square("symmetry")
+        square = self.norm().square()
+        return torch.where(square > 0, self.inner(self.T) / torch.where(square > 0, square, 1), 0)
+
+    def symmetric(self) -> "Factored":
+        """(A + A^T)/2, of rank 2r."""
+        self._square("symmetric")
+        return 0.5 * (self + self.T)
+
+    def skew(self) -> "Factored":
+        """(A - A^T)/2, of rank 2r."""
+        self._square("skew")
+        return 0.5 * (self + self.T * -1.0)
+
+    def symmetric_eigenvalues(self) -> Float[Tensor, "*h rr"]:
+        """The eigenvalues of the symmetric part, rising, without the zeros outside its range."""
+        return torch.linalg.eigvalsh(self._symmetric_core()[1])
+
+    def positive(self) -> "Factored":
+        """The positive part of the symmetric part: the nearest positive semi-definite operator to A."""
+        basis, core = self._symmetric_core()
+        values, vectors = torch.linalg.eigh(core)
+        left = basis @ vectors * values.clamp(min=0)[..., None, :]
+        return Factored(left, (basis @ vectors).mT)
+
+    def rank(self, r: int) -> "Factored":
+        """The best copy of rank r (Eckart-Young)."""
+        if r < 1:
+            raise RheoscopeError(f"a rank is at least 1, got {r}; type .rank(1)")
+        u, s, vh = self.svd()
+        return Factored(u[..., :r] * s[..., None, :r], vh[..., :r, :])
+
+    def stable_rank(self) -> Float[Tensor, "*h"]:
+        """|A|_F^2 / |A|_2^2, in [1, r]; 0 for A = 0."""
+        s = self.singular_values()
+        return s.square().sum(-1) / s[..., 0].square().clamp(min=torch.finfo(s.dtype).tiny)
+
+    def row_norms(self) -> Float[Tensor, "*h d"]:
+        """The length of every row of A."""
+        return (self.left @ torch.linalg.qr(self.right.mT)[1].mT).norm(dim=-1)
+
+    def column_norms(self) -> Float[Tensor, "*h e"]:
+        """The length of every column of A."""
+        return self.T.row_norms()
+
+    def _core(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, C, P with A = Q C P^T, Q and P orthonormal columns, C as small as the rank allows."""
+        q, a = torch.linalg.qr(self.left)
+        p, b = torch.linalg.qr(self.right.mT)
+        return q, a @ b.mT, p
+
+    def _symmetric_core(self) -> tuple[Tensor, Tensor]:
+        """Q, C with (A + A^T)/2 = Q C Q^T, Q orthonormal columns that span the rows and columns of A."""
+        self._square("the symmetric part")
+        q = torch.linalg.qr(torch.cat([self.left, self.right.mT], -1))[0]
+        core = (q.mT @ self.left) @ (self.right @ q)
+        return q, (core + core.mT) / 2
+
+    def _square(self, what: str) -> None:
+        if self.left.shape[-2] != self.right.shape[-1]:
+            raise RheoscopeError(f"{what} needs a square operator, got {self.left.shape[-2]} x {self.right.shape[-1]}")

@@ -1,0 +1,139 @@
+"""A text as points of E: where every token is after every half-layer, and what each head did to it there."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.view import View
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One text: `points` (P, N, d) after every step, `steps` their labels, `tokens`, `ids`, `text`, `logits` when asked.
+
+    Only points are kept. Scores, weights and displacements are recomputed from the View when asked, one head at a time,
+    so nothing of size L x H x N x N ever exists.
+
+    `where[l]` is the step that layer l reads, `middle[l]` the step after its attention. A step in `not_read` is no point
+    that the model itself reads (the midpoint of a parallel block).
+    """
+
+    view: View
+    points: Float[Tensor, "p n d"]
+    steps: tuple[str, ...]
+    tokens: list[str]
+    ids: Int[Tensor, " n"]
+    where: tuple[int, ...]
+    middle: tuple[int, ...]
+    text: str = ""
+    logits: Float[Tensor, "n vocabulary"] | None = None
+    not_read: frozenset[str] = frozenset()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def at(self, step: str) -> Float[Tensor, "n d"]:
+        """The cloud at a labelled step: `embed`, `L3.resid_mid`, `L3.resid_post`."""
+        if step not in self.steps:
+            raise RheoscopeError(
+                f"there is no step {step!r}; type one of {', '.join(self.steps[:4])}, …, {self.steps[-1]}"
+            )
+        return self.points[self.steps.index(step)]
+
+    def read_by(self, layer: int) -> Float[Tensor, "n d"]:
+        """The cloud that the attention of a layer reads."""
+        self.view.heads_of(layer)
+        return self.points[self.where[layer]]
+
+    @torch.no_grad()
+    def scores(self, layer: int, head: int) -> Float[Tensor, "n n"]:
+        """Scores of one head before the mask, row = query; s_ij as the model computes it."""
+        return self.view.heads_of(layer, head).scores(self.read_by(layer), head)
+
+    @torch.no_grad()
+    def weights(self, layer: int, head: int) -> Float[Tensor, "n n"]:
+        """Attention weights of one head, row = query."""
+        return self.view.heads_of(layer, head).weights(self.read_by(layer), head)
+
+    @torch.no_grad()
+    def displacement(self, layer: int, head: int) -> Float[Tensor, "n d"]:
+        """Delta_h: what one head adds to every token."""
+        self.view.heads_of(layer, head)
+        return self.displacements(layer)[head]
+
+    @torch.no_grad()
+    def displacements(self, layer: int) -> Float[Tensor, "h n d"]:
+        """Delta_h of all heads of a layer; with `bias(layer)` they close the stream."""
+        return self.view.heads_of(layer).displacements(self.read_by(layer))
+
+    @torch.no_grad()
+    def bias(self, layer: int) -> Float[Tensor, "n d"]:
+        """What the attention of a layer adds beside its heads."""
+        return self.view.heads_of(layer).bias(self.read_by(layer))
+
+    @torch.no_grad()
+    def statistics(self, layer: int) -> dict[str, Tensor]:
+        """Entropy, first-token mass, top weight, distance (h, n) and received mass of all heads, no map ever held."""
+        return self.view.heads_of(layer).statistics(self.read_by(layer))
+
+    def save(self, directory: str | Path) -> Path:
+        """Points, ids and labels to `directory` (safetensors + JSON); `Trace.open(directory, view)` reads them again."""
+        from safetensors.torch import save_file
+
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        arrays = {"points": self.points, "ids": self.ids} | ({} if self.logits is None else {"logits": self.logits})
+        told = {
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "text": self.text,
+            "where": self.where,
+            "middle": self.middle,
+            "not_read": sorted(self.not_read),
+            "facts": self.facts,
+        }
+        partial = directory / ".trace.partial"
+        save_file({name: x.contiguous() for name, x in arrays.items()}, partial)
+        partial.replace(directory / "trace.safetensors")
+        partial.write_text(json.dumps(told, indent=1))
+        partial.replace(directory / "trace.json")
+        return directory
+
+    @staticmethod
+    def open(directory: str | Path, view: View) -> "Trace":
+        """A saved Trace, seen through the View of the model that made it; another model's View is refused."""
+        from safetensors.torch import load_file
+
+        directory = Path(directory)
+        try:
+            told = json.loads((directory / "trace.json").read_text())
+            arrays = load_file(directory / "trace.safetensors")
+        except (OSError, ValueError) as error:
+            raise RheoscopeError(
+                f"{directory} holds no saved Trace: {error}; type trace.save({str(directory)!r}) first"
+            ) from error
+        made_by, given = told["facts"].get("weights"), view.facts.get("weights")
+        if made_by != given:
+            raise RheoscopeError(
+                f"this Trace was made by weights {made_by}, the View holds {given}; open the model that made it"
+            )
+        return Trace(
+            view,
+            arrays["points"],
+            tuple(told["steps"]),
+            told["tokens"],
+            arrays["ids"],
+            tuple(told["where"]),
+            tuple(told["middle"]),
+            told["text"],
+            arrays.get("logits"),
+            frozenset(told["not_read"]),
+            told["facts"],
+        )

@@ -1,0 +1,54 @@
+"""A model's weights as operators on one space E."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Head, Heads, Norm
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Weights as operators: per layer all heads (`blocks`), embedding, unembedding, final norm, MLPs as maps of E.
+
+    `mlps[l](x)` is what the MLP of layer l adds to the points that it reads, by the model's own modules. `facts` say what
+    the model is: name, family, weight hash, dtype, device, and the certificate of exactness.
+    """
+
+    blocks: tuple[Heads, ...]
+    embed: Float[Tensor, "vocabulary d"]
+    unembed: Float[Tensor, "d vocabulary"] | None = None
+    unembed_bias: Float[Tensor, " vocabulary"] | None = None
+    final_norm: Norm = Norm()
+    mlps: tuple[Callable[[Tensor], Tensor], ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def heads(self) -> int:
+        return self.blocks[0].count
+
+    @property
+    def width(self) -> int:
+        return self.embed.shape[-1]
+
+    def heads_of(self, layer: int, head: int = 0) -> Heads:
+        """All heads of a layer, which must have the head that is asked for; layers and heads count from 0."""
+        if not 0 <= layer < self.layers:
+            raise RheoscopeError(f"there is no layer {layer}; this model has layers 0 to {self.layers - 1}")
+        heads = self.blocks[layer]
+        if not 0 <= head < heads.count:
+            raise RheoscopeError(f"there is no head {head} in layer {layer}; it has heads 0 to {heads.count - 1}")
+        return heads
+
+    def head(self, layer: int, head: int) -> Head:
+        """One head; layers and heads count from 0."""
+        heads = self.heads_of(layer, head)
+        return Head(layer, head, heads.M()[head], heads.F()[head], heads.mechanism)

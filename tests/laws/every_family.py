@@ -1,0 +1,397 @@
+"""One battery for every family: what the View recomputes is what Hugging Face computes, to float error."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rheoscope as rs
+from rheoscope.pretrained.certificate import eager
+from rheoscope.pretrained.families import FAMILIES
+from rheoscope.space.head import Heads, Norm, Turned
+from rheoscope.space.trace import Trace
+from tests.pretrained.cases import (
+    BIDIRECTIONAL,
+    CASES,
+    CAUSAL,
+    EVERY,
+    ISLANDS,
+    LENGTH,
+    PARALLEL,
+    POST_NORM,
+    WITH_LOGITS,
+    changed,
+    distance,
+    double,
+    gap,
+    model,
+    network,
+    random,
+    seen,
+    text,
+    traced,
+    untouched,
+)
+
+F32, F64 = torch.float32, torch.float64
+CLEAN = [name for name in EVERY if name not in ISLANDS]
+every = pytest.mark.parametrize("name", EVERY)
+
+
+def bar(name: str, dtype: torch.dtype, single: float) -> float:
+    """What recomputation from the operators alone may be off by: islands of float32 stay in a float64 model."""
+    if dtype is F32:
+        return single
+    return 1e-5 if name in ISLANDS else 1e-10
+
+
+def layers(name: str) -> range:
+    return range(model(name).view.layers)
+
+
+def heads(name: str) -> range:
+    return range(model(name).view.heads)
+
+
+def test_every_family_has_a_case() -> None:
+    assert {network(name).config.model_type for name in EVERY} == set(FAMILIES)
+
+
+def test_the_cases_are_hard() -> None:
+    """Attention neither uniform nor hard, gains far from 1, biases far from 0, windows shorter than the text."""
+    for name in EVERY:
+        trace = traced(name)
+        top = torch.stack([trace.weights(at, 0)[-1].max() for at in layers(name)])
+        assert 1.2 / LENGTH < top.max() < 0.9999, name
+        for x in network(name).parameters():
+            assert x.std() > 0.1, name
+    windows = [name for name in EVERY if bool((seen(name)[1][0].weights[:, -1, :2] == 0).all())]
+    assert windows == ["mistral", "qwen2", "gemma3", "gemma3_capped", "phi3"]
+
+
+# Bar 1: the model's own numbers
+
+
+@pytest.mark.parametrize("name", WITH_LOGITS)
+def test_logits_are_those_of_the_untouched_model(name: str) -> None:
+    wanted = untouched(name, text())
+    assert torch.equal(traced(name).logits, wanted)
+    assert torch.equal(model(name).run(text()), wanted)
+
+
+@every
+def test_points_do_not_depend_on_asking_for_logits(name: str) -> None:
+    plain = model(name).trace(text())
+    assert plain.logits is None
+    assert torch.equal(plain.points, traced(name).points)
+
+
+@every
+def test_points_are_the_hidden_states_of_the_model(name: str) -> None:
+    """Hugging Face's own list of hidden states: the embedding, then the stream after each layer."""
+    trace = traced(name)
+    with torch.no_grad():
+        states = network(name).base_model(input_ids=text()[None], output_hidden_states=True).hidden_states
+    ours = [trace.at("embed"), *(trace.at(f"L{at}.resid_post") for at in layers(name))]
+    as_it_is = name in POST_NORM - {"opt_projected"}  # elsewhere the last state has been through the final norm
+    for mine, own in list(zip(ours, states, strict=True))[: None if as_it_is else -1]:
+        assert torch.equal(mine, own[0])
+
+
+@every
+def test_weights_are_those_of_the_models_eager_attention(name: str) -> None:
+    trace, own = eager(model(name), text())
+    for at, theirs in enumerate(own):
+        ours = torch.stack([trace.weights(at, head) for head in heads(name)])
+        assert gap(ours, theirs) <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@every
+def test_scores_and_weights_are_those_of_the_models_queries_and_keys(name: str, dtype: torch.dtype) -> None:
+    trace, own = seen(name, dtype)
+    for at, layer in enumerate(own):
+        scores = torch.stack([trace.scores(at, head) for head in heads(name)])
+        weights = torch.stack([trace.weights(at, head) for head in heads(name)])
+        assert gap(weights, layer.weights) <= (1e-6 if dtype is F32 else 1e-12)
+        assert gap(scores, layer.scores) <= (1e-5 if dtype is F32 else 1e-11)
+        assert bool((weights[:, ~layer.permitted] == 0).all())
+        assert bool((weights[:, layer.permitted] > 0).all())
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@every
+def test_displacements_close_the_stream(name: str, dtype: torch.dtype) -> None:
+    """Gemma's norm after attention takes a float32 step, so its float64 model closes to float32 only."""
+    trace = traced(name, dtype)
+    within = 1e-6 if dtype is F32 or name.startswith("gemma") else 1e-10
+    for at in layers(name):
+        moved = trace.points[trace.middle[at]] - trace.points[trace.where[at]]
+        assert distance(trace.displacements(at).sum(0) + trace.bias(at), moved) <= within
+        assert torch.equal(trace.displacement(at, 1), trace.displacements(at)[1])
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@every
+def test_mlps_close_the_other_half(name: str, dtype: torch.dtype) -> None:
+    trace = traced(name, dtype)
+    for at in layers(name):
+        middle = trace.at(f"L{at}.resid_mid")
+        after = trace.at(f"L{at}.mlp_sum" if name in POST_NORM else f"L{at}.resid_post")
+        read = trace.read_by(at) if name in PARALLEL else middle
+        with torch.no_grad():
+            own = trace.view.mlps[at](read)
+        assert distance(after - middle, own) <= (1e-6 if dtype is F32 else 1e-12)
+
+
+@every
+def test_steps_are_labelled_in_the_order_of_the_stream(name: str) -> None:
+    trace = traced(name)
+    halves = ["attn_sum", "resid_mid", "mlp_sum", "resid_post"] if name in POST_NORM else ["resid_mid", "resid_post"]
+    assert trace.steps == ("embed", *(f"L{at}.{half}" for at in layers(name) for half in halves))
+    assert trace.points.shape == (len(trace.steps), LENGTH, model(name).view.width)
+    assert trace.not_read == ({f"L{at}.resid_mid" for at in layers(name)} if name in PARALLEL else set())
+    for at in layers(name):
+        read = "embed" if at == 0 else f"L{at - 1}.resid_post"
+        assert torch.equal(trace.read_by(at), trace.at(read))
+        assert trace.steps[trace.middle[at]] == f"L{at}.{halves[0]}"
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_last_point_reads_out_as_the_logits(name: str) -> None:
+    trace = seen(name, F64)[0]
+    view = trace.view
+    with torch.no_grad():
+        logits = view.final_norm.own(trace.points[-1]) @ view.unembed
+        logits = logits if view.unembed_bias is None else logits + view.unembed_bias
+    cap = view.facts["logit_cap"]
+    assert distance(logits if cap is None else cap * torch.tanh(logits / cap), trace.logits) <= 1e-10
+    assert (cap is not None) == (name == "gemma3_capped")
+
+
+@pytest.mark.parametrize("name", [name for name in CAUSAL if not name.startswith("gemma")])
+def test_embed_is_where_tokens_start(name: str) -> None:
+    """Up to what depends on the position alone. (Gemma multiplies the rows of its table by sqrt(d).)"""
+    one, other = (traced(name, F64, seed) for seed in (0, 1))
+    rows = double(name).view.embed
+    assert gap(one.at("embed") - other.at("embed"), rows[one.ids] - rows[other.ids]) <= 1e-12
+
+
+# Padding
+
+
+@every
+def test_a_padded_batch_gives_each_text_its_own_points(name: str) -> None:
+    texts = [text(1, 7), text(2, LENGTH), text(3, 1), text(4, 12)]
+    asked = name in WITH_LOGITS
+    batch = model(name).trace(texts, logits=asked)
+    assert [len(trace) for trace in batch] == [7, LENGTH, 1, 12]
+    for seed, (ids, together) in enumerate(zip(texts, batch, strict=True), 1):
+        alone = traced(name, seed=seed, n=len(ids))
+        assert together.points.shape == alone.points.shape
+        assert torch.equal(together.ids, ids)
+        assert gap(together.points, alone.points) <= 1e-5
+        assert gap(together.weights(1, 2), alone.weights(1, 2)) <= 1e-5
+        assert gap(together.displacements(1), alone.displacements(1)) <= 1e-5
+        if asked:
+            assert gap(together.logits, alone.logits) <= 1e-4
+
+
+@every
+def test_a_neighbour_in_the_batch_changes_nothing(name: str) -> None:
+    one, other = (model(name).trace([text(1, 7), text(seed, LENGTH)])[0] for seed in (2, 3))
+    assert torch.equal(one.points, other.points)
+
+
+# The operators alone: M(delta) and F on x̂
+
+
+def hat_bias(norm: Norm, W: Tensor, b: Tensor | None) -> Tensor:
+    """What a projection gives to x̂ = 0: the norm's bias through the weights, and its own bias."""
+    through = W.new_zeros(len(W), W.shape[-1]) if norm.bias is None else norm.bias @ W
+    return through if b is None else through + b
+
+
+def side(block: Heads, x: Tensor, W: Tensor, b: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
+    """The bias of queries or keys (h, k) with the gain of a QK-norm, and the scalar (h, n, 1) that the norm divides by."""
+    count = block.count
+    W = W.repeat_interleave(count // len(W), 0)
+    b = None if b is None else b.repeat_interleave(count // len(b), 0)
+    beta = hat_bias(block.norm, W, b)
+    if norm is None:
+        return beta, x.new_ones(count, len(x), 1)
+    bare = block.norm.hat(x) @ block.norm.fold(W) + beta[:, None]
+    return beta * norm.gain, (bare.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+
+
+def analytic_scores(block: Heads, x: Tensor) -> Tensor:
+    """s_ij = a_i c_j (x̂_i M(i-j) x̂_j^T + terms of the biases), one offset i - j after the other."""
+    hat, n = block.norm.hat(x), len(x)
+    M = block.M()
+    beta_q, a = side(block, x, block.W_Q, block.b_Q, block.q_norm)
+    beta_k, c = side(block, x, block.W_K, block.b_K, block.k_norm)
+    found = x.new_zeros(block.count, n, n)
+    position, width = block.mechanism.position, block.W_Q.shape[-1]
+    for offset in range(1 - n, n):
+        turn = torch.eye(width, dtype=x.dtype)
+        if isinstance(position, Turned):
+            turn = position.rotation(offset, width, x)
+        key_side = (hat @ block.norm.fold(gained(block.W_K, block.k_norm))).repeat_interleave(block.count // len(block.W_K), 0)
+        query_side = hat @ block.norm.fold(gained(block.W_Q, block.q_norm))
+        s = M(offset).form(hat, hat)
+        s = s + block.scale * (
+            query_side @ turn @ beta_k[..., None]
+            + (key_side @ (beta_q[:, None] @ turn).mT).mT
+            + beta_q[:, None] @ turn @ beta_k[..., None]
+        )
+        found.diagonal(-offset, -2, -1).copy_(s.diagonal(-offset, -2, -1))
+    return found * a * c.mT
+
+
+def gained(W: Tensor, norm: Norm | None) -> Tensor:
+    return W if norm is None else W * norm.gain
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@every
+@torch.no_grad()
+def test_M_reproduces_the_models_scores_at_every_offset(name: str, dtype: torch.dtype) -> None:
+    trace, own = seen(name, dtype)
+    for at, layer in enumerate(own):
+        found = analytic_scores(trace.view.blocks[at], trace.read_by(at))
+        assert gap(found, layer.scores) <= bar(name, dtype, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@every
+@torch.no_grad()
+def test_F_reproduces_the_displacements(name: str, dtype: torch.dtype) -> None:
+    """Delta_h(x_i) = c_i sum_j alpha_ij (x̂_j F_h + bias terms), c_i the scale of the norm after attention where there is one."""
+    trace, own = seen(name, dtype)
+    for at, layer in enumerate(own):
+        block, x = trace.view.blocks[at], trace.read_by(at)
+        repeat = block.count // len(block.W_V)
+        beta = hat_bias(block.norm, block.W_V, block.b_V).repeat_interleave(repeat, 0)[:, None]
+        gain = torch.ones(()) if block.after is None else block.after.gain
+        moved = layer.weights @ (block.F().apply(block.norm.hat(x)) + beta @ (block.W_O * gain))
+        if block.after is not None:
+            written = (layer.weights @ layer.v @ block.W_O).sum(0) + (0 if block.b_O is None else block.b_O)
+            moved = moved * (written.square().mean(-1, keepdim=True) + block.after.eps).rsqrt()
+        assert distance(moved, trace.displacements(at)) <= bar(name, dtype, 1e-5)
+
+
+@every
+def test_M_at_offset_0_is_M(name: str) -> None:
+    for block in double(name).view.blocks:
+        assert gap(block.M()(0).dense(), block.M().dense()) <= 1e-12
+        assert gap(block.M(raw=True)(0).dense(), block.M(raw=True).dense()) <= 1e-12
+
+
+@every
+@torch.no_grad()
+def test_norms_are_what_they_say(name: str) -> None:
+    """own(x) = x̂ gain + bias, and a matrix that reads the norm is fold(W) on x̂."""
+    view = double(name).view
+    norms = [view.final_norm, *(block.norm for block in view.blocks)]
+    for block in view.blocks:
+        norms += [norm for norm in (block.q_norm, block.k_norm, block.after) if norm is not None]
+    for norm in norms:
+        width = view.width if norm.gain is None else len(norm.gain)
+        x, W = 3 * random(1, 5, width) + 1, random(2, width, 4)
+        bias = torch.zeros(()) if norm.bias is None else norm.bias
+        assert gap(norm.hat(x) * (1 if norm.gain is None else norm.gain) + bias, norm.own(x)) <= 1e-5
+        assert gap(norm.hat(x) @ norm.fold(W) + bias @ W if norm.bias is not None else norm.hat(x) @ norm.fold(W), norm.own(x) @ W) <= 1e-4
+
+
+# Position and causality
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if isinstance(model(name).view.blocks[0].mechanism.position, Turned)])
+@torch.no_grad()
+def test_only_the_offset_of_positions_matters(name: str) -> None:
+    """Law 3: shifted position ids leave scores, weights and logits as they are."""
+    ids, shift = text(), 11
+    of = double(name)
+    shifted = of.network(input_ids=ids[None], position_ids=torch.arange(LENGTH)[None] + shift).logits[0]
+    assert distance(shifted, seen(name, F64)[0].logits) <= 1e-5
+    trace = traced(name, F64)
+    for at, block in enumerate(of.view.blocks):
+        q, k, _ = block.read(trace.read_by(at))
+        k = k.repeat_interleave(block.count // k.shape[1], 1)
+        here, there = (
+            block.mechanism.position.place(q, torch.arange(LENGTH) + by)
+            @ block.mechanism.position.place(k, torch.arange(LENGTH) + by).mT
+            for by in (0, shift)
+        )
+        assert gap(here, there) <= 1e-5 * float(here.abs().max())
+
+
+def per_token(trace: Trace) -> dict[str, Tensor]:
+    """Every per-token result of a Trace, with the token as the first axis."""
+    view = trace.view
+    results = {"points": trace.points.transpose(0, 1)}
+    for at in range(view.layers):
+        results[f"displacements {at}"] = trace.displacements(at).transpose(0, 1)
+        results[f"bias {at}"] = trace.bias(at)
+        for head in range(view.heads):
+            results[f"weights {at}.{head}"] = trace.weights(at, head)
+            results[f"scores {at}.{head}"] = trace.scores(at, head).tril()
+    return results
+
+
+@every
+def test_the_past_does_not_see_the_future(name: str) -> None:
+    """Law 5: editing token t leaves every result before t bit-identical; in both directions everything moves."""
+    at, after = 9, text()
+    after[at] = (after[at] - 2) % 37 + 3
+    one, other = per_token(traced(name)), per_token(model(name).trace(after))
+    for what in one:
+        if name not in BIDIRECTIONAL:
+            assert torch.equal(one[what][:at], other[what][:at]), what
+    assert not torch.equal(one["points"][at:], other["points"][at:])
+    if name in BIDIRECTIONAL:
+        assert not torch.equal(one["points"][:at], other["points"][:at])
+
+
+# Grouped heads
+
+
+def tie(net: Any) -> None:
+    """W_Q := W_K of the head's own group, and one gain for both QK-norms."""
+    for layer in net.model.layers:
+        attn = layer.self_attn
+        if hasattr(attn, "qkv_proj"):
+            width, count, groups = attn.head_dim, net.config.num_attention_heads, net.config.num_key_value_heads
+            rows = attn.qkv_proj.weight.unflatten(0, (-1, width))
+            rows[:count] = rows[count : count + groups].repeat_interleave(count // groups, 0)
+        else:
+            repeat = attn.q_proj.out_features // attn.k_proj.out_features
+            keys = attn.k_proj.weight.unflatten(0, (-1, attn.head_dim))
+            attn.q_proj.weight.copy_(keys.repeat_interleave(repeat, 0).flatten(0, 1))
+        if hasattr(attn, "q_norm"):
+            attn.q_norm.weight.copy_(attn.k_norm.weight)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_yarn", "mistral", "qwen2", "qwen3", "gemma3", "phi3", "phi3_partial"])
+def test_grouped_heads_meet_their_own_keys(name: str) -> None:
+    """Bar 3: queries tied to the keys of their group are symmetric at every offset; wrongly paired ones are not."""
+    tied = changed(name, tie)
+    for block in tied.view.blocks:
+        assert len(block.W_K) == 2
+        assert block.count == 4
+        assert gap(block.M().symmetry(), torch.ones(4)) <= 1e-12
+        for offset in (*range(-20, 21), 63):
+            assert gap(block.M().symmetry_at(offset), torch.ones(4)) <= 1e-12
+        wrong = replace(block, W_K=block.W_K.flip(0))
+        assert float(wrong.M().symmetry().detach().abs().max()) < 0.6
+    found = rs.operators(tied.view)
+    for field in ("symmetry", "symmetry_at"):
+        assert float(abs(found[field] - 1).max()) <= 1e-12
+    untied = rs.operators(double(name).view)
+    assert float(abs(untied.symmetry).max()) < 0.6
+
+
+def test_the_battery_covers_every_case() -> None:
+    assert set(CLEAN) | set(ISLANDS) == set(CASES)

@@ -1,0 +1,213 @@
+"""What the tests of pretrained models share: tiny models of every family, every weight, gain and bias random.
+
+Initial gains of 1 and biases of 0 hide faults, so nothing is left at its initial value. A case is built once a session.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Generator, Tensor
+
+import rheoscope as rs
+
+torch.set_num_threads(1)
+hf.logging.set_verbosity_error()
+
+VOCABULARY, CONTEXT, LENGTH = 40, 64, 18
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+PLAIN = {
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": CONTEXT,
+    **SPECIAL,
+}
+GROUPED = {**PLAIN, "num_key_value_heads": 2}
+OPT = {key: value for key, value in PLAIN.items() if key != "intermediate_size"} | {"ffn_dim": 24, "word_embed_proj_dim": 32}
+GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": VOCABULARY, "n_positions": CONTEXT, **SPECIAL}
+GEMMA = {
+    **GROUPED,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 20,
+}
+
+
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 100.0, "rope_type": kind, **more}}
+
+
+def llama(**more: Any) -> Any:
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, **more))
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
+    "gpt2_by_depth": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True, tie_word_embeddings=False)
+    ),
+    "gpt2_unscaled": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2, scale_attn_weights=False)),
+    "llama": lambda: llama(attention_bias=True, **rope("default")),
+    "llama_linear": lambda: llama(**rope("linear", factor=4.0)),
+    "llama_yarn": lambda: llama(**rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    "llama_three": lambda: llama(
+        **rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+    ),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**GROUPED, sliding_window=5, head_dim=16)),
+    "qwen2": lambda: hf.Qwen2ForCausalLM(
+        hf.Qwen2Config(
+            **GROUPED, use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
+        )
+    ),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=16, attention_bias=True)),
+    "neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**PLAIN, rotary_pct=0.5)),
+    "neox_sequential": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**PLAIN, use_parallel_residual=False)),
+    "opt": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT)),
+    "opt_post": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT, do_layer_norm_before=False)),
+    "opt_projected": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(**OPT | {"word_embed_proj_dim": 12}, do_layer_norm_before=False)
+    ),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GEMMA)),
+    "gemma3_capped": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GEMMA, final_logit_softcapping=3.0)),
+    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GROUPED, sliding_window=6)),
+    "phi3_partial": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GROUPED, **rope("default", partial_rotary_factor=0.5))),
+    "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**PLAIN)),
+    "bert_bare": lambda: hf.BertModel(hf.BertConfig(**PLAIN)),
+    "roberta": lambda: hf.RobertaForMaskedLM(hf.RobertaConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})),
+}
+EVERY = list(CASES)
+BIDIRECTIONAL = {"bert", "bert_bare", "roberta"}
+POST_NORM = {"opt_post", "opt_projected", "bert", "bert_bare", "roberta"}
+PARALLEL = {"neox"}
+ISLANDS = [name for name in EVERY if not name.startswith(("gpt2", "opt", "bert", "roberta"))]
+"""Models that take float32 steps whatever their dtype: rotary angles (all of these), RMSNorm (all but NeoX)."""
+CAUSAL = [name for name in EVERY if name not in BIDIRECTIONAL]
+WITH_LOGITS = [name for name in EVERY if name != "bert_bare"]
+
+
+def random(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@torch.no_grad()
+def randomised(network: Any, seed: int = 0, size: float = 0.25) -> Any:
+    """Every parameter moved by noise: matrices enough for sharp attention, gains and biases enough to matter."""
+    generator = Generator().manual_seed(seed)
+    for x in network.parameters():
+        x.add_(torch.randn(x.shape, generator=generator) * size)
+    return network.eval()
+
+
+@cache
+def network(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The Hugging Face model of a case. Shared: change only a copy (`changed`)."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = randomised(CASES[name]())
+    return made.to(dtype)
+
+
+@cache
+def model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The same opened by Rheoscope."""
+    return rs.load(network(name, dtype))
+
+
+def double(name: str) -> Any:
+    return model(name, torch.float64)
+
+
+def changed(name: str, change: Callable[[Any], None], dtype: torch.dtype = torch.float64) -> Any:
+    """The model opened after `change(network)` on a copy of it."""
+    other = copy.deepcopy(network(name, dtype))
+    with torch.no_grad():
+        change(other)
+    return rs.load(other)
+
+
+def text(seed: int = 0, n: int = LENGTH) -> Tensor:
+    """Token ids, none of them special."""
+    return torch.randint(3, VOCABULARY, (n,), generator=Generator().manual_seed(seed))
+
+
+@cache
+def traced(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> Any:
+    """The trace of one text, made once a session."""
+    return model(name, dtype).trace(text(seed, n), logits=name in WITH_LOGITS)
+
+
+@torch.no_grad()
+def untouched(name: str, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits (n, vocabulary) of a copy of the model that Rheoscope never saw."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        fresh = randomised(CASES[name]()).to(dtype)
+    return fresh(input_ids=ids[None]).logits[0]
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference."""
+    assert a.shape == b.shape, (a.shape, b.shape)
+    return float((a.double() - b.double()).detach().abs().max())
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """|a - b| / |b|."""
+    assert a.shape == b.shape, (a.shape, b.shape)
+    return float((a.double() - b.double()).detach().norm() / b.detach().double().norm())
+
+
+# The model's own attention, seen from outside
+
+
+class Seen:
+    """What one attention layer was given: placed q, k (h, n, ·), v, the mask (n, n), and its scale."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool) -> None:
+        repeat = q.shape[1] // k.shape[1]
+        self.q, self.k, self.v = q[0], k[0].repeat_interleave(repeat, 0), v[0].repeat_interleave(repeat, 0)
+        n = q.shape[2]
+        plain = torch.ones(n, n, dtype=torch.bool).tril() if causal else torch.ones(n, n, dtype=torch.bool)
+        self.permitted = plain if mask is None else mask[0, 0]
+        self.scores = self.q @ self.k.mT * scale
+        self.weights = self.scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
+
+
+@contextmanager
+def spying(network: Any) -> Iterator[list[Seen]]:
+    """While a model runs on its own sdpa, keep what each attention layer sees, layer by layer."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    seen: list[Seen] = []
+
+    def spy(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **kw: Any) -> Any:
+        seen.append(Seen(q, k, v, mask, scaling, kw.get("is_causal") or module.is_causal))
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, q, k, v, mask, scaling=scaling, **kw)
+
+    hf.AttentionInterface.register("spy", spy)
+    hf.AttentionMaskInterface.register("spy", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    original = network.config._attn_implementation
+    network.set_attn_implementation("spy")
+    try:
+        yield seen
+    finally:
+        network.set_attn_implementation(original)
+
+
+@cache
+def seen(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> tuple[Any, tuple[Seen, ...]]:
+    """A trace of one text, and the attention that the model computed on the way, from outside."""
+    of = model(name, dtype)
+    with spying(of.network) as layers:
+        trace = of.trace(text(seed, n), logits=name in WITH_LOGITS)
+    return trace, tuple(layers)
