@@ -88,3 +88,7 @@ def main() -> None:
             raise
         print(f"rheoscope: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

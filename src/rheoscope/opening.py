@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from rheoscope.pretrained.running import Pretrained
@@ -38,13 +37,11 @@ def load(
     >>> model.trace([1, 2, 3]).points.shape
     torch.Size([5, 3, 8])
     """
-    from rheoscope.pretrained.checkpoint import initial, opened
+    from rheoscope.pretrained.checkpoint import opened, taken
 
     if isinstance(source, nn.Module):
-        if dtype is not None or device is not None:
-            source = source.to(device=device, dtype=None if dtype is None else getattr(torch, dtype))
-        network = initial(type(source), source.config) if untrained else source
-        return _model(network.eval(), tokenizer, getattr(source.config, "_name_or_path", "") or type(source).__name__)
+        network = taken(source, device, dtype, untrained)
+        return _model(network, tokenizer, getattr(network.config, "_name_or_path", "") or type(network).__name__)
     if not isinstance(source, str | Path):
         raise RheoscopeError(f"load takes a name, a directory or a transformers model, got {type(source).__name__}")
     network, found = opened(source, device, dtype, revision, untrained)

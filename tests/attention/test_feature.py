@@ -46,8 +46,16 @@ def test_positive_features_stay_positive() -> None:
     assert float(EluPlusOne()(x)[..., 3]) == 3.0
 
 
-def test_the_unit_of_zero_is_zero() -> None:
-    assert not bool(Unit()(torch.zeros(1, 1, 2, 3)).any())
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_token_of_zeros_has_no_direction(dtype: torch.dtype) -> None:
+    """Its unit is 0 and feels nothing: a slope of 1/eps there would be infinite in float16 (as F.normalize's is)."""
+    x = torch.zeros(1, 1, 2, 3, dtype=dtype, requires_grad=True)
+    y = Unit()(x)
+    assert not bool(y.any())
+    y.sum().backward()
+    assert x.grad is not None
+    assert not bool(x.grad.any())
+    assert not bool(Unit().pull(x.detach(), torch.ones_like(x))[0].any())
 
 
 def test_gradients_of_a_shared_map_add_up() -> None:

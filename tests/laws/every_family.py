@@ -238,7 +238,9 @@ def analytic_scores(block: Heads, x: Tensor) -> Tensor:
         turn = torch.eye(width, dtype=x.dtype)
         if isinstance(position, Turned):
             turn = position.rotation(offset, width, x)
-        key_side = (hat @ block.norm.fold(gained(block.W_K, block.k_norm))).repeat_interleave(block.count // len(block.W_K), 0)
+        key_side = (hat @ block.norm.fold(gained(block.W_K, block.k_norm))).repeat_interleave(
+            block.count // len(block.W_K), 0
+        )
         query_side = hat @ block.norm.fold(gained(block.W_Q, block.q_norm))
         s = M(offset).form(hat, hat)
         s = s + block.scale * (
@@ -302,13 +304,21 @@ def test_norms_are_what_they_say(name: str) -> None:
         x, W = 3 * random(1, 5, width) + 1, random(2, width, 4)
         bias = torch.zeros(()) if norm.bias is None else norm.bias
         assert gap(norm.hat(x) * (1 if norm.gain is None else norm.gain) + bias, norm.own(x)) <= 1e-5
-        assert gap(norm.hat(x) @ norm.fold(W) + bias @ W if norm.bias is not None else norm.hat(x) @ norm.fold(W), norm.own(x) @ W) <= 1e-4
+        assert (
+            gap(
+                norm.hat(x) @ norm.fold(W) + bias @ W if norm.bias is not None else norm.hat(x) @ norm.fold(W),
+                norm.own(x) @ W,
+            )
+            <= 1e-4
+        )
 
 
 # Position and causality
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if isinstance(model(name).view.blocks[0].mechanism.position, Turned)])
+@pytest.mark.parametrize(
+    "name", [name for name in EVERY if isinstance(model(name).view.blocks[0].mechanism.position, Turned)]
+)
 @torch.no_grad()
 def test_only_the_offset_of_positions_matters(name: str) -> None:
     """Law 3: shifted position ids leave scores, weights and logits as they are."""

@@ -4,9 +4,12 @@ Initial gains of 1 and biases of 0 hide faults, so nothing is left at its initia
 """
 
 import copy
+import inspect
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ import rheoscope as rs
 
 torch.set_num_threads(1)
 hf.logging.set_verbosity_error()
+hf.logging.disable_progress_bar()
 
 VOCABULARY, CONTEXT, LENGTH = 40, 64, 18
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -30,7 +34,10 @@ PLAIN = {
     **SPECIAL,
 }
 GROUPED = {**PLAIN, "num_key_value_heads": 2}
-OPT = {key: value for key, value in PLAIN.items() if key != "intermediate_size"} | {"ffn_dim": 24, "word_embed_proj_dim": 32}
+OPT = {key: value for key, value in PLAIN.items() if key != "intermediate_size"} | {
+    "ffn_dim": 24,
+    "word_embed_proj_dim": 32,
+}
 GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": VOCABULARY, "n_positions": CONTEXT, **SPECIAL}
 GEMMA = {
     **GROUPED,
@@ -107,7 +114,20 @@ def randomised(network: Any, seed: int = 0, size: float = 0.25) -> Any:
     return network.eval()
 
 
-@cache
+def once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Made once a session, however its arguments are spelled."""
+    kept, signature = cache(make), inspect.signature(make)
+
+    @wraps(make)
+    def call(*args: Any, **kw: Any) -> Any:
+        given = signature.bind(*args, **kw)
+        given.apply_defaults()
+        return kept(*given.args)
+
+    return call
+
+
+@once
 def network(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """The Hugging Face model of a case. Shared: change only a copy (`changed`)."""
     with torch.random.fork_rng():
@@ -116,7 +136,7 @@ def network(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return made.to(dtype)
 
 
-@cache
+@once
 def model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """The same opened by Rheoscope."""
     return rs.load(network(name, dtype))
@@ -139,7 +159,7 @@ def text(seed: int = 0, n: int = LENGTH) -> Tensor:
     return torch.randint(3, VOCABULARY, (n,), generator=Generator().manual_seed(seed))
 
 
-@cache
+@once
 def traced(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> Any:
     """The trace of one text, made once a session."""
     return model(name, dtype).trace(text(seed, n), logits=name in WITH_LOGITS)
@@ -204,10 +224,45 @@ def spying(network: Any) -> Iterator[list[Seen]]:
         network.set_attn_implementation(original)
 
 
-@cache
+@once
 def seen(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> tuple[Any, tuple[Seen, ...]]:
     """A trace of one text, and the attention that the model computed on the way, from outside."""
     of = model(name, dtype)
     with spying(of.network) as layers:
         trace = of.trace(text(seed, n), logits=name in WITH_LOGITS)
     return trace, tuple(layers)
+
+
+# Files and words
+
+
+def tokenizer(start: bool = True) -> Any:
+    """Words w3 … w39, with a start token where asked."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{at}": at for at in range(3, VOCABULARY)}
+    made = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    if start:
+        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return hf.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+def saved(name: str, directory: Path, **fields: Any) -> Path:
+    """The model of a case as a directory, with fields of its config changed (None takes a field away)."""
+    network(name).save_pretrained(directory)
+    file = directory / "config.json"
+    config = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return directory
+
+
+def with_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+    """The same directory with its tensors changed."""
+    from safetensors.torch import load_file, save_file
+
+    file = directory / "model.safetensors"
+    tensors = {key: x.clone() for key, x in load_file(file).items()}
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return directory

@@ -56,17 +56,22 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """phi(x) = x / |x|, and 0 at 0: the cosine is the dot product of units."""
+    """phi(x) = x / |x|, and 0 with gradient 0 at 0: the cosine is the dot product of units."""
 
     eps: float = 1e-12
 
+    def _length(self, x: Rows) -> Float[Tensor, "b h t 1"]:
+        """|x|, and infinity where x is 0, so that dividing by it leaves nothing."""
+        length = x.norm(dim=-1, keepdim=True)
+        return length.masked_fill(length <= self.eps, torch.inf)
+
     def __call__(self, x: Rows) -> Rows:
-        return torch.nn.functional.normalize(x, dim=-1, eps=self.eps)
+        return x / self._length(x)
 
     def pull(self, x: Rows, dy: Rows) -> Pulled:
         y = self(x)
         along = (y * dy).sum(-1, keepdim=True)
-        return (dy - y * along) / x.norm(dim=-1, keepdim=True).clamp(min=self.eps), {}
+        return (dy - y * along) / self._length(x), {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.space.head import Heads
+from rheoscope.space.head import Heads, Relevance
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
 
@@ -92,12 +92,12 @@ def attributes(view: View, raw: bool) -> dict[str, Any]:
 
 def of_layer(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> dict[str, Tensor]:
     """All numbers of one layer, every head at once, in float32 or better."""
-    M, F = _exact(heads.M(raw)), _exact(heads.F(raw))
     turning = heads.M(raw)
-    whole = Factored(torch.cat(list(M.left), -1), torch.cat(list(M.right), -2))
+    M, F = Relevance(_float(turning.left), _float(turning.right), turning.rotation), _exact(heads.F(raw))
+    whole = torch.cat(list(M.left), -1) @ torch.cat(list(M.right), -2)  # of rank d: no factors are smaller than itself
     return {
         "symmetry": M.symmetry(),
-        "directionality": directionality(M),
+        "directionality": directionality(M.row_norms(), M.column_norms()),
         "positive_share": positive_share(M),
         "positive_share_null": torch.full((heads.count,), 0.5),
         "stable_rank_M": M.stable_rank(),
@@ -105,17 +105,17 @@ def of_layer(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> d
         "positivity_F": positivity(F.eigenvalues()),
         "copying": copying(F, through),
         "alignment": alignment(M, F),
-        "symmetry_at": torch.stack([turning.symmetry_at(offset) for offset in OFFSETS], -1),
+        "symmetry_at": torch.stack([M.symmetry_at(offset) for offset in OFFSETS], -1),
         "singular_values_M": M.singular_values(),
         "singular_values_F": F.singular_values(),
-        "layer_symmetry": whole.symmetry(),
-        "layer_directionality": directionality(whole),
+        "layer_symmetry": (whole * whole.mT).sum() / whole.square().sum().clamp(min=torch.finfo(whole.dtype).tiny),
+        "layer_directionality": directionality(whole.norm(dim=-1), whole.norm(dim=-2)),
     }
 
 
-def directionality(M: Factored) -> Float[Tensor, "*h"]:
+def directionality(row_norms: Float[Tensor, "*h d"], column_norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
     """(c − r)/(c + r): does M pick out single coordinates on the key side (> 0) or on the query side (< 0)?"""
-    c, r = _excess(M.column_norms()), _excess(M.row_norms())
+    c, r = _excess(column_norms), _excess(row_norms)
     return torch.where(c + r > 0, (c - r) / torch.where(c + r > 0, c + r, 1), 0)
 
 

@@ -1,6 +1,10 @@
 """Getting a model from a hub name, a directory or an object: safetensors only, nothing half-loaded, one line when it fails."""
 
+import copy
 import hashlib
+import json
+import re
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,9 +60,13 @@ def _opened(
     directory = Path(source)
     if directory.exists():
         _check_directory(directory)
+    elif directory.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1:
+        raise RheoscopeError(
+            f"there is no directory {source}; type one that holds config.json and *.safetensors, or a hub name"
+        )
     try:
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a config that is wrong raises whatever its first reader stumbles over
         raise _told(source, error) from error
     if getattr(config, "quantization_config", None) is not None:
         raise RheoscopeError(
@@ -75,30 +83,61 @@ def _network(
 
     family_of(config)
     kind = model_class(config)
-    wanted = _dtype(dtype, device)
+    wanted, place = _dtype(dtype, device), _device(device or "cpu")
     if untrained:
-        return initial(kind, config).to(device or "cpu", dtype=None if wanted == "auto" else wanted).eval()
+        return placed(initial(kind, config), place, None if wanted == "auto" else wanted).eval()
     try:
         network, info = kind.from_pretrained(
             source, config=config, dtype=wanted, revision=revision, use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True,
+            output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     except Exception as error:
         raise _told(source, error) from error
-    missing = [name for name in info["missing_keys"] if not name.endswith(".position_ids")]
-    if missing or info.get("mismatched_keys"):
-        what = ", ".join([*map(str, missing), *map(str, info.get("mismatched_keys", []))][:3])
+    _check_fit(source, config, info)
+    return network.to(place).eval()
+
+
+def _check_fit(source: str | Path, config: Any, info: dict[str, Any]) -> None:
+    """Refuse weights that are missing, of another shape, or of layers that the config does not have."""
+    missing = sorted(name for name in info["missing_keys"] if not name.endswith(".position_ids"))
+    shapes = sorted(f"{name} {tuple(there)} for {tuple(asked)}" for name, there, asked in info["mismatched_keys"])
+    layers = [(name, re.search(r"\b(?:h|layers?)\.(\d+)\.", name)) for name in sorted(info["unexpected_keys"])]
+    further = [name for name, at in layers if at and int(at[1]) >= config.num_hidden_layers]
+    for what, names in (("missing", missing), ("of another shape", shapes), ("of a further layer", further)):
+        if names:
+            more = ", …" if len(names) > 3 else ""
+            raise RheoscopeError(
+                f"the weights of {source} do not fit its config ({what}: {', '.join(names[:3])}{more}); get both again"
+            )
+
+
+def taken(network: Any, device: str | None, dtype: str | None, untrained: bool) -> Any:
+    """A network that is already built, where and how it is wanted, or the same architecture at its initial weights."""
+    config, weight = getattr(network, "config", None), next(network.parameters(), None)
+    if weight is None or not hasattr(config, "model_type"):
         raise RheoscopeError(
-            f"the weights of {source} do not fit its config (missing or of another shape: {what}, …); get it again"
+            f"load takes a transformers model, got {type(network).__name__}; type the one that from_pretrained gave"
         )
-    return network.to(device or "cpu").eval()
+    place = weight.device if device is None else _device(device)
+    wanted = weight.dtype if dtype is None else _dtype(dtype, device)
+    return placed(initial(type(network), config) if untrained else network, place, wanted).eval()
+
+
+def placed(network: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """The network on a device and in a dtype; rotary frequencies keep theirs, as `from_pretrained` keeps them."""
+    tables = {name: x for name, x in network.named_buffers() if name.endswith("inv_freq")}
+    network = network.to(device, dtype)
+    for name, x in tables.items():
+        module, _, leaf = name.rpartition(".")
+        setattr(network.get_submodule(module), leaf, x.to(device))
+    return network
 
 
 def initial(kind: Any, config: Any) -> Any:
     """The same architecture at its initial weights, always the same ones: the control that every claim needs."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return kind(config)
+        return kind(copy.deepcopy(config))
 
 
 def model_class(config: Any) -> Any:
@@ -109,7 +148,8 @@ def model_class(config: Any) -> Any:
     for name in names:
         if hasattr(transformers, name):
             return getattr(transformers, name)
-    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config)) or transformers.MODEL_MAPPING[type(config)]
+    encoder = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    return (transformers.MODEL_MAPPING if encoder else transformers.MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
 
 
 def check_weights(network: Any) -> None:
@@ -150,6 +190,13 @@ def _dtype(dtype: str | None, device: str | None) -> Any:
     return known[dtype]
 
 
+def _device(device: str) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise RheoscopeError(f"there is no device {device!r} here; type device='cpu'") from error
+
+
 def _check_directory(directory: Path) -> None:
     if not (directory / "config.json").is_file():
         raise RheoscopeError(f"{directory} holds no config.json; type the directory that a model was saved to")
@@ -159,11 +206,21 @@ def _check_directory(directory: Path) -> None:
         return
     pickled = [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]
     if pickled:
+        kind = (_json(directory / "config.json").get("architectures") or ["AutoModel"])[0]
         raise RheoscopeError(
             f"{directory} holds {pickled[0].name}, a pickle that can run code, and no safetensors; convert it once: "
-            f"python -c \"from transformers import AutoModel; AutoModel.from_pretrained('{directory}').save_pretrained('{directory}')\""
+            f"python -c \"from transformers import {kind} as M; M.from_pretrained('{directory}').save_pretrained('{directory}')\""
         )
     raise RheoscopeError(f"{directory} holds no *.safetensors; type the directory that a model was saved to")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """What a JSON file holds; nothing where it cannot be read (transformers says why, later)."""
+    try:
+        told = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _check_safetensors(file: Path) -> None:
@@ -188,18 +245,23 @@ def _need_transformers() -> None:
 
 def _told(source: str | Path, error: Exception) -> RheoscopeError:
     """What transformers says, in one line, with what to type."""
-    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    said = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …")
     text = str(error).lower()
+    if "does not recognize this architecture" in text or "custom code" in text:
+        return RheoscopeError(
+            f"{source} has a model type that transformers does not know, and code that comes with a model is never run; "
+            "type a model of a family that transformers has"
+        )
+    if Path(source).exists():
+        return RheoscopeError(f"cannot load {source} ({said}); check its config.json, or get it again")
     if "gated" in text or "401" in text or "403" in text:
         return RheoscopeError(f"{source} is gated: accept its licence on its page and type `hf auth login`")
     if "couldn't connect" in text or "connection" in text or "offline" in text or "not a local folder" in text:
         return RheoscopeError(
             f"{source} is neither a directory here nor in the cache, and no hub can be reached; type a directory, or go online once"
         )
-    if "size mismatch" in text or "mismatch" in text:
-        return RheoscopeError(f"the weights of {source} do not fit its config: {said}; get it again")
     if "safetensors" in text and "no file" in text:
         return RheoscopeError(
             f"{source} has no safetensors weights; convert them once with transformers' save_pretrained"
         )
-    return RheoscopeError(f"cannot load {source}: {said}")
+    return RheoscopeError(f"cannot load {source} ({said}); type another name, or a directory")

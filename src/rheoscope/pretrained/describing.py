@@ -39,9 +39,15 @@ def facts(network: Any, family: Any, name: str) -> dict[str, Any]:
         "weights": fingerprint(network),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
-        "context": getattr(network.config, "max_position_embeddings", None),
+        "context": _context(network.config),
         "logit_cap": getattr(network.config, "final_logit_softcapping", None),
     }
+
+
+def _context(config: Any) -> int | None:
+    """How many tokens the model reads; RoBERTa's positions start after that of its padding token."""
+    longest = getattr(config, "max_position_embeddings", None)
+    return longest - config.pad_token_id - 1 if config.model_type == "roberta" else longest
 
 
 @torch.no_grad()

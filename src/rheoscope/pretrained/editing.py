@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ def editing(model: Any, said: Description, edit: Mapping[tuple[int, int], Edit])
                 f"there is no head ({layer}, {head}); this model has layers 0 to {len(said.blocks) - 1} "
                 f"with heads 0 to {said.blocks[0].count - 1}"
             )
-        edits.setdefault(id(said.attentions[layer]), {})[head] = change
+        edits.setdefault(id(said.attentions[layer]), {})[head] = partial(_asked, layer, head, change)
     if not edits:
         yield
         return
@@ -42,6 +43,18 @@ def editing(model: Any, said: Description, edit: Mapping[tuple[int, int], Edit])
     finally:
         model.set_attn_implementation(original)
         _now.reset(token)
+
+
+def _asked(layer: int, head: int, change: Edit, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
+    """What the edit says, which must be an output of the head."""
+    out, wanted = change(q, k, v, mechanism), (*q.shape[:-1], v.shape[-1])
+    if not isinstance(out, Tensor) or out.shape != wanted:
+        came = f"a tensor {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise RheoscopeError(
+            f"the edit of head ({layer}, {head}) must return its output {wanted}, got {came}; "
+            "`return mechanism.attend(q, k, v)` changes nothing"
+        )
+    return out
 
 
 def _register() -> None:

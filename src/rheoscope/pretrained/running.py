@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.pretrained.editing import editing
@@ -31,7 +32,7 @@ class Pretrained:
 
         `logits=True` keeps the logits (N, vocabulary) too, equal bit for bit to the untouched model's for one text.
         """
-        many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], int)
+        many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
         batch: Any = text if many else [text]
         traces = self._traces(
             [self.ids(one) for one in batch], [one if isinstance(one, str) else "" for one in batch], logits
@@ -47,7 +48,7 @@ class Pretrained:
         network = self.network if logits else self.network.base_model
         with watching(self.said, points):
             out = network(**_inputs(ids, there, device))
-        kept = out.logits if logits else [None] * len(batch)
+        kept = self._logits(out) if logits else [None] * len(batch)
         return [self._trace(points[:, b], one, texts[b], kept[b]) for b, one in enumerate(batch)]
 
     def _trace(self, points: Tensor, ids: Tensor, text: str, logits: Tensor | None) -> Trace:
@@ -81,18 +82,23 @@ class Pretrained:
         """
         ids = self.ids(text)[None]
         with editing(self.network, self.said, edit or {}), changing(self.said, hooks or {}):
-            return self.network(**_inputs(ids, None, self.said.embed.weight.device)).logits[0]
+            return self._logits(self.network(**_inputs(ids, None, self.said.embed.weight.device)))[0]
+
+    def _logits(self, out: Any) -> Float[Tensor, "b n vocabulary"]:
+        logits = getattr(out, "logits", None)
+        if logits is None or logits.shape[-1] != len(self.view.embed):
+            raise RheoscopeError(
+                f"{type(self.network).__name__} has no unembedding, so there are no logits; type model.trace(text), "
+                "or load the checkpoint of a language model"
+            )
+        return logits
 
     def ids(self, text: Text) -> Int[Tensor, " n"]:
         """Token ids as the tokenizer makes them (special tokens included), or the ids given; looked at once, here."""
         if isinstance(text, str):
             ids = torch.tensor(self._tokenizer()(text)["input_ids"], dtype=torch.long)
         else:
-            ids = torch.as_tensor(text)
-            if ids.ndim != 1 or ids.is_floating_point():
-                raise RheoscopeError(
-                    f"token ids are a list of whole numbers, got {ids.dtype} of shape {tuple(ids.shape)}"
-                )
+            ids = _whole_numbers(text)
         longest, vocabulary = self.view.facts.get("context"), len(self.view.embed)
         if not len(ids):
             raise RheoscopeError("the text has no tokens; type at least one word")
@@ -101,8 +107,10 @@ class Pretrained:
                 f"the text has {len(ids)} tokens, the model reads at most {longest}; type a shorter text"
             )
         if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-            raise RheoscopeError(f"token ids lie in 0 to {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}")
-        return ids.long()
+            raise RheoscopeError(
+                f"token ids lie in 0 to {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}; type ids of this model"
+            )
+        return ids
 
     def words(self, ids: Int[Tensor, " n"]) -> list[str]:
         """Each token as text; the number itself where there is no tokenizer."""
@@ -114,6 +122,19 @@ class Pretrained:
         if self.tokenizer is None:
             raise RheoscopeError("this model has no tokenizer: type token ids, or rs.load(model, tokenizer=…)")
         return self.tokenizer
+
+
+def _whole_numbers(text: Any) -> Int[Tensor, " n"]:
+    try:
+        ids = torch.as_tensor(text)
+    except (TypeError, ValueError, RuntimeError):
+        ids = None
+    if ids is not None and ids.ndim == 1 and not len(ids):
+        return ids.long()
+    if ids is None or ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+        came = type(text).__name__ if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise RheoscopeError(f"one text is a string or a list of whole numbers, got {came}; type a string or [1, 2, 3]")
+    return ids.long().cpu()
 
 
 def _padded(batch: list[Tensor]) -> tuple[Int[Tensor, "b n"], Tensor | None]:

@@ -36,7 +36,7 @@ class Norm:
     eps: float | None = None
     centred: bool = False
 
-    def hat(self, x: Cloud) -> Cloud:
+    def hat(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """x̂, the token before gain and bias; x itself where there is no norm."""
         if self.eps is None:
             return x
@@ -86,9 +86,13 @@ class Relevance(Factored):
 
     def symmetry_at(self, offset: int) -> Float[Tensor, "*h"]:
         """s(delta) = tr(M(delta) M(-delta)) / (|M(delta)| |M(-delta)|): 1 for tied queries and keys at every offset."""
-        forth, back = self(offset), self(-offset)
-        size = forth.norm() * back.norm()
-        return torch.where(size > 0, forth.inner(back.T) / torch.where(size > 0, size, 1), 0)
+        if self.rotation is None:
+            return self.symmetry()
+        forth, back = self.rotation(offset).double(), self.rotation(-offset).double()
+        (left, right), cross = self.grams, self.cross
+        size = _turned_norm(left, right, forth) * _turned_norm(left, right, back)
+        again = ((forth @ cross) * (back @ cross).mT).sum((-2, -1))
+        return torch.where(size > 0, again / torch.where(size > 0, size, 1), 0).to(self.left.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,10 +128,10 @@ class Heads:
         return head // (self.count // len(self.W_K))
 
     def M(self, raw: bool = False) -> Relevance:
-        """The QK circuit of every head (h, d, d); `raw` leaves the norm's gain and centring out, as papers do."""
-        norm = Norm() if raw else self.norm
-        queries = norm.fold(_gained(self.W_Q, self.q_norm)) * self.scale
-        keys = norm.fold(_gained(self.W_K, self.k_norm))
+        """The QK circuit of every head (h, d, d); `raw` leaves the gains and centring of all norms out, as papers do."""
+        norm, q_norm, k_norm = (Norm(), None, None) if raw else (self.norm, self.q_norm, self.k_norm)
+        queries = norm.fold(_gained(self.W_Q, q_norm)) * self.scale
+        keys = norm.fold(_gained(self.W_K, k_norm))
         position = self.mechanism.position
         if not isinstance(position, Turned):
             return Relevance(queries, _shared(keys, self.count).mT)
@@ -188,7 +192,7 @@ class Heads:
 
     def bias(self, x: Cloud) -> Float[Tensor, "n d"]:
         """What attention adds beside the heads: b_O, through the norm after attention where there is one."""
-        bias = torch.zeros_like(x) if self.b_O is None else self.b_O.expand_as(x)
+        bias = torch.zeros_like(x) if self.b_O is None else torch.zeros_like(x) + self.b_O
         if self.after is None:
             return bias
         scale = self._after_scale(self.outputs(x) @ self.W_O)
@@ -235,6 +239,11 @@ class Head:
     @property
     def W_OV(self) -> Factored:
         return self.F
+
+
+def _turned_norm(left: Tensor, right: Tensor, turn: Tensor) -> Tensor:
+    """|L R(delta) R| from the r x r matrices L^T L and R R^T."""
+    return ((turn.mT @ left @ turn) * right).sum((-2, -1)).clamp(min=0).sqrt()
 
 
 def _gained(W: Tensor, norm: Norm | None) -> Tensor:

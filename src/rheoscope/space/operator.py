@@ -5,6 +5,7 @@ eigenvalues come from r x r matrices. Leading axes are batch axes: all heads of 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Complex, Float
@@ -51,7 +52,7 @@ class Factored:
         """A + B, ranks added."""
         return Factored(torch.cat([self.left, other.left], -1), torch.cat([self.right, other.right], -2))
 
-    def __mul__(self, number: float) -> "Factored":
+    def __mul__(self, number: float | int) -> "Factored":
         return Factored(self.left * number, self.right)
 
     __rmul__ = __mul__
@@ -72,6 +73,18 @@ class Factored:
         """x A y^T for clouds x and y."""
         return (x @ self.left) @ (self.right @ y.mT)
 
+    @cached_property
+    def grams(self) -> tuple[Float[Tensor, "*h r r"], Float[Tensor, "*h r r"]]:
+        """L^T L and R R^T in float64: all that norms need to know of the factors."""
+        left, right = self.left.double(), self.right.double()
+        return left.mT @ left, right @ right.mT
+
+    @cached_property
+    def cross(self) -> Float[Tensor, "*h r r"]:
+        """R L in float64: all that traces and eigenvalues need to know of the factors."""
+        self._square("R L")
+        return self.right.double() @ self.left.double()
+
     def tr(self) -> Float[Tensor, "*h"]:
         """tr A = tr (R L)."""
         self._square("tr")
@@ -82,17 +95,23 @@ class Factored:
         return ((self.left.mT @ other.left) * (self.right @ other.right.mT)).sum((-2, -1))
 
     def norm(self) -> Float[Tensor, "*h"]:
-        """The Frobenius norm, from the triangular factors (no squares of small numbers are lost)."""
-        return torch.linalg.matrix_norm(self._core()[1])
+        """The Frobenius norm: |L R|^2 = <L^T L, R R^T>."""
+        left, right = self.grams
+        return (left * right).sum((-2, -1)).clamp(min=0).sqrt().to(self.left.dtype)
 
     def svd(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
         """U, s, Vh with A = U diag(s) Vh, s falling, r = the number of columns of the factors (at most d)."""
-        q, core, p = self._core()
+        q, core, p = self._core
         u, s, vh = torch.linalg.svd(core, full_matrices=False)
         return q @ u, s, vh @ p.mT
 
     def singular_values(self) -> Float[Tensor, "*h r"]:
-        return torch.linalg.svdvals(self._core()[1])
+        """Singular values, falling."""
+        return self._singular_values
+
+    @cached_property
+    def _singular_values(self) -> Tensor:
+        return torch.linalg.svdvals(self._core[1])
 
     def eigenvalues(self) -> Complex[Tensor, "*h r"]:
         """The eigenvalues that need not be 0: those of R L."""
@@ -102,8 +121,10 @@ class Factored:
     def symmetry(self) -> Float[Tensor, "*h"]:
         """s = tr(A A) / tr(A A^T) in [-1, 1]: 1 symmetric, -1 skew, about 0 for a random operator; 0 for A = 0."""
         self._square("symmetry")
-        square = self.norm().square()
-        return torch.where(square > 0, self.inner(self.T) / torch.where(square > 0, square, 1), 0)
+        left, right = self.grams
+        square = (left * right).sum((-2, -1))
+        again = (self.cross * self.cross.mT).sum((-2, -1))
+        return torch.where(square > 0, again / torch.where(square > 0, square, 1), 0).to(self.left.dtype)
 
     def symmetric(self) -> "Factored":
         """(A + A^T)/2, of rank 2r."""
@@ -116,8 +137,22 @@ class Factored:
         return 0.5 * (self + self.T * -1.0)
 
     def symmetric_eigenvalues(self) -> Float[Tensor, "*h rr"]:
-        """The eigenvalues of the symmetric part, rising, without the zeros outside its range."""
-        return torch.linalg.eigvalsh(self._symmetric_core()[1])
+        """The eigenvalues of the symmetric part, rising, without the zeros outside its range.
+
+        With X = [L, R^T] it is X S X^T / 2, S swapping the halves, whose eigenvalues are those of K^T S K / 2 for any
+        K K^T = X^T X: a matrix that is known already.
+        """
+        r = self.left.shape[-1]
+        if 2 * r > self.left.shape[-2]:
+            return torch.linalg.eigvalsh(self._symmetric_core()[1])
+        self._square("the symmetric part")
+        (left, right), cross = self.grams, self.cross
+        gram = torch.cat([torch.cat([left, cross.mT], -1), torch.cat([cross, right], -1)], -2)
+        # A little more on the diagonal: the Gram matrix of dependent columns has no Cholesky factor.
+        more = 1e-13 * gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-300)
+        K = torch.linalg.cholesky(gram + more[..., None, None] * torch.eye(2 * r, dtype=gram.dtype, device=gram.device))
+        values = torch.linalg.eigvalsh(K.mT @ K.roll(r, -2) / 2)
+        return values.to(self.left.dtype)
 
     def positive(self) -> "Factored":
         """The positive part of the symmetric part: the nearest positive semi-definite operator to A."""
@@ -140,12 +175,15 @@ class Factored:
 
     def row_norms(self) -> Float[Tensor, "*h d"]:
         """The length of every row of A."""
-        return (self.left @ torch.linalg.qr(self.right.mT)[1].mT).norm(dim=-1)
+        return torch.linalg.vecdot(self.left @ self.grams[1].to(self.left.dtype), self.left).clamp(min=0).sqrt()
 
     def column_norms(self) -> Float[Tensor, "*h e"]:
         """The length of every column of A."""
-        return self.T.row_norms()
+        return (
+            torch.linalg.vecdot(self.grams[0].to(self.right.dtype) @ self.right, self.right, dim=-2).clamp(min=0).sqrt()
+        )
 
+    @cached_property
     def _core(self) -> tuple[Tensor, Tensor, Tensor]:
         """Q, C, P with A = Q C P^T, Q and P orthonormal columns, C as small as the rank allows."""
         q, a = torch.linalg.qr(self.left)

@@ -102,38 +102,41 @@ class Trace:
         partial = directory / ".trace.partial"
         save_file({name: x.contiguous() for name, x in arrays.items()}, partial)
         partial.replace(directory / "trace.safetensors")
-        partial.write_text(json.dumps(told, indent=1))
+        partial.write_text(json.dumps(told, indent=1, default=str))
         partial.replace(directory / "trace.json")
         return directory
 
     @staticmethod
     def open(directory: str | Path, view: View) -> "Trace":
         """A saved Trace, seen through the View of the model that made it; another model's View is refused."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         directory = Path(directory)
         try:
             told = json.loads((directory / "trace.json").read_text())
-            arrays = load_file(directory / "trace.safetensors")
-        except (OSError, ValueError) as error:
+            arrays = load_file(directory / "trace.safetensors", device=str(view.embed.device))
+            trace = Trace(
+                view,
+                arrays["points"],
+                tuple(told["steps"]),
+                told["tokens"],
+                arrays["ids"].cpu(),
+                tuple(told["where"]),
+                tuple(told["middle"]),
+                told["text"],
+                arrays.get("logits"),
+                frozenset(told["not_read"]),
+                told["facts"],
+            )
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
             raise RheoscopeError(
-                f"{directory} holds no saved Trace: {error}; type trace.save({str(directory)!r}) first"
+                f"{directory} holds no saved Trace: {said}; type trace.save({str(directory)!r}) first"
             ) from error
-        made_by, given = told["facts"].get("weights"), view.facts.get("weights")
+        made_by, given = trace.facts.get("weights"), view.facts.get("weights")
         if made_by != given:
             raise RheoscopeError(
                 f"this Trace was made by weights {made_by}, the View holds {given}; open the model that made it"
             )
-        return Trace(
-            view,
-            arrays["points"],
-            tuple(told["steps"]),
-            told["tokens"],
-            arrays["ids"],
-            tuple(told["where"]),
-            tuple(told["middle"]),
-            told["text"],
-            arrays.get("logits"),
-            frozenset(told["not_read"]),
-            told["facts"],
-        )
+        return trace

@@ -49,6 +49,8 @@ def mlp(layer: Any, x: Tensor) -> Tensor:
 
 def window(config: Any, layer: int) -> int | None:
     """The sliding window of a layer: for all layers (Mistral, Phi-3) or for those whose type says so (Qwen)."""
+    if config.model_type == "llama":
+        return None  # Hugging Face's Llama has no window, whatever its config says
     types = getattr(config, "layer_types", None)
     if types is not None and types[layer] != "sliding_attention":
         return None

@@ -26,7 +26,7 @@ def plot_operators(dataset: "xarray.Dataset") -> "Figure":
     """Maps of all heads, and the fall of the singular values of M and F."""
     layers, heads = dataset.sizes["layer"], dataset.sizes["head"]
     with styled():
-        figure = new_figure(12, max(4.2, 2 * (1.2 + 0.16 * layers)))
+        figure = new_figure(12.0, max(4.2, 2 * (1.2 + 0.16 * layers)))
         axes = figure.subplots(2, 4).flatten()
         for axis, (name, (title, low, high)) in zip(axes, PANELS.items(), strict=False):
             draw_map(axis, dataset[name].values, title, low, high)

@@ -1,0 +1,146 @@
+"""The registry of families: what they know, and the fields that none of them knows."""
+
+from typing import Any
+
+import pytest
+import transformers as hf
+
+import rheoscope as rs
+from rheoscope.pretrained.certificate import closure_error, eager
+from rheoscope.pretrained.families import FAMILIES, RELEVANT, family_of
+from rheoscope.shapes import RheoscopeError
+from tests.pretrained.cases import EVERY, GEMMA, GPT2, GROUPED, OPT, PLAIN, gap, network, randomised, rope, text
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_case_is_of_its_family(name: str) -> None:
+    config = network(name).config
+    assert family_of(config) is FAMILIES[config.model_type]
+
+
+STRANGE = [
+    {"attn_logit_softcapping": 5.0},
+    {"qk_layernorm": True},
+    {"alibi": True},
+    {"rope_interleaved": True},
+    {"attention_multiplier": 0.1},
+    {"residual_scale": 2.0},
+    {"position_bias": "relative"},
+    {"clip_qkv": 8.0},
+]
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "neox", "opt", "phi3", "bert", "roberta"]
+)
+@pytest.mark.parametrize("field", STRANGE, ids=lambda field: next(iter(field)))
+def test_a_field_that_may_change_attention_is_refused_by_name(name: str, field: dict[str, Any]) -> None:
+    config = type(network(name).config)(**network(name).config.to_dict() | field)
+    (key, value) = next(iter(field.items()))
+    with pytest.raises(
+        RheoscopeError, match=rf"the config has {key}={value!r}, which the description of .* does not know"
+    ):
+        family_of(config)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_other_fields_and_empty_ones_pass(name: str) -> None:
+    more = {"colour": "blue", "attn_logit_softcapping": None, "use_qk_norm": False, "hidden_act": "gelu"}
+    family_of(type(network(name).config)(**network(name).config.to_dict() | more))
+
+
+def test_cross_attention_is_refused() -> None:
+    for config in (
+        hf.GPT2Config(**GPT2, add_cross_attention=True),
+        hf.BertConfig(**PLAIN, is_decoder=True, add_cross_attention=True),
+    ):
+        with pytest.raises(RheoscopeError, match="add_cross_attention=True"):
+            family_of(config)
+
+
+def test_what_is_relevant() -> None:
+    for field in (
+        "attn_pdrop",
+        "num_attention_heads",
+        "rope_parameters",
+        "sliding_window",
+        "qk_norm",
+        "alibi",
+        "layer_types",
+    ):
+        assert RELEVANT.search(field)
+    for field in ("vocab_size", "hidden_size", "intermediate_size", "eos_token_id", "initializer_range"):
+        assert not RELEVANT.search(field)
+
+
+def test_an_undescribed_type_is_refused() -> None:
+    with pytest.raises(
+        RheoscopeError, match=r"unknown model type 'mpt'; described are gpt2, .*see docs/how-to/add_a_family.md"
+    ):
+        family_of(hf.MptConfig())
+
+
+# Further configs that a family says it knows: each must load, and loading proves it
+
+
+VARIANTS: dict[str, Any] = {
+    "gpt2 upcast": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2, reorder_and_upcast_attn=True)),
+    "gpt2 bare": lambda: hf.GPT2Model(hf.GPT2Config(**GPT2)),
+    "llama one group": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**PLAIN, num_key_value_heads=1)),
+    "llama wide heads": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, head_dim=40)),
+    "llama dynamic rope": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, **rope("dynamic", factor=2.0))),
+    "llama bare": lambda: hf.LlamaModel(hf.LlamaConfig(**GROUPED)),
+    "llama tied": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, tie_word_embeddings=True)),
+    "mistral without window": lambda: hf.MistralForCausalLM(hf.MistralConfig(**GROUPED, sliding_window=None)),
+    "qwen2 from a layer on": lambda: hf.Qwen2ForCausalLM(
+        hf.Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=1)
+    ),
+    "qwen2 window switched off": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**GROUPED, sliding_window=3)),
+    "qwen3 window": lambda: hf.Qwen3ForCausalLM(
+        hf.Qwen3Config(**GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=0)
+    ),
+    "neox without biases": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**PLAIN, attention_bias=False)),
+    "neox fully rotary": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**PLAIN, rotary_pct=1.0)),
+    "opt without biases": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT, enable_bias=False)),
+    "opt without gains": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT, layer_norm_elementwise_affine=False)),
+    "opt without final norm": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT, _remove_final_layer_norm=True)),
+    "opt projected, norms before": lambda: hf.OPTForCausalLM(hf.OPTConfig(**OPT | {"word_embed_proj_dim": 12})),
+    "gemma3 with biases": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GEMMA, attention_bias=True)),
+    "gemma3 that says it caps scores": lambda: hf.Gemma3ForCausalLM(
+        hf.Gemma3TextConfig(**GEMMA, attn_logit_softcapping=2.0)
+    ),
+    "phi3 without window": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GROUPED)),
+    "phi3 long rope": lambda: hf.Phi3ForCausalLM(
+        hf.Phi3Config(
+            **GROUPED,
+            original_max_position_embeddings=32,
+            **rope("longrope", short_factor=[1.1] * 4, long_factor=[2.0] * 4, original_max_position_embeddings=32),
+        )
+    ),
+    "bert as a decoder": lambda: hf.BertLMHeadModel(hf.BertConfig(**PLAIN, is_decoder=True)),
+    "bert classifier": lambda: hf.BertForSequenceClassification(hf.BertConfig(**PLAIN)),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_a_family_knows_it_reproduces(variant: str) -> None:
+    net = randomised(VARIANTS[variant]())
+    of = rs.load(net)
+    trace = of.trace(text())
+    assert of.view.facts["certificate"].closure <= 1e-6
+    again, own = eager(of, text())
+    for layer, theirs in enumerate(own):
+        assert closure_error(trace, layer) <= 1e-6
+        for head, weights in enumerate(theirs):
+            assert gap(again.weights(layer, head), weights) <= 1e-6
+
+
+def test_long_rope_beyond_its_first_context() -> None:
+    """There the tables depend on the length of the text: what is recomputed follows them, forth and back."""
+    of = rs.load(randomised(VARIANTS["phi3 long rope"]()))
+    for n in (20, 40, 20):
+        again, own = eager(of, text(n=n))
+        for layer, theirs in enumerate(own):
+            for head, weights in enumerate(theirs):
+                assert gap(again.weights(layer, head), weights) <= 1e-6
+            assert closure_error(again, layer) <= 1e-6

@@ -1,0 +1,178 @@
+"""Watching and changing the stream: every labelled step, in any order, undone on exit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rheoscope.pretrained.stream import changing, taps, watching
+from rheoscope.shapes import RheoscopeError
+from tests.pretrained.cases import EVERY, LENGTH, PARALLEL, POST_NORM, WITH_LOGITS, distance, gap, model, text, traced
+
+FAMILIES = [
+    name for name in WITH_LOGITS if name not in {"gpt2_by_depth", "gpt2_unscaled", "llama_linear", "llama_three"}
+]
+with_logits = pytest.mark.parametrize("name", FAMILIES)
+
+
+def steps(name: str) -> list[str]:
+    """The steps that the model itself reads."""
+    trace = traced(name)
+    return [step for step in trace.steps if step not in trace.not_read]
+
+
+def watched(name: str, hooks: dict[str, Callable[[Tensor], Tensor]]) -> Tensor:
+    """The points (p, n, d) of a run with hooks."""
+    of = model(name)
+    points = torch.empty(len(taps(of.said)), 1, LENGTH, of.view.width)
+    with changing(of.said, hooks), watching(of.said, points), torch.no_grad():
+        of.network(input_ids=text()[None])
+    return points[:, 0]
+
+
+def hook_count(network: Any) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in network.modules())
+
+
+@with_logits
+def test_a_hook_that_changes_nothing_changes_no_bit(name: str) -> None:
+    same = model(name).run(text(), hooks=dict.fromkeys(steps(name), lambda x: x))
+    assert torch.equal(same, traced(name).logits)
+
+
+@with_logits
+def test_a_hook_sees_the_points_of_the_trace(name: str) -> None:
+    found: dict[str, Tensor] = {}
+
+    def keep(step: str) -> Callable[[Tensor], Tensor]:
+        def hook(x: Tensor) -> Tensor:
+            found[step] = x.detach().clone()
+            return x
+
+        return hook
+
+    model(name).run(text(), hooks={step: keep(step) for step in steps(name)})
+    for step in steps(name):
+        assert found[step].shape == (1, LENGTH, model(name).view.width)
+        assert gap(found[step][0], traced(name).at(step)) <= 1e-6
+
+
+@with_logits
+def test_a_hook_at_every_step_puts_its_points_into_the_stream(name: str) -> None:
+    """What follows a changed step is what the model makes of the changed points."""
+    shift = torch.linspace(-1, 1, model(name).view.width)
+    trace = traced(name)
+    for step in steps(name):
+        points = watched(name, {step: lambda x: x + shift})
+        at = trace.steps.index(step)
+        assert torch.equal(points[:at], trace.points[:at])
+        assert distance(points[at], trace.points[at] + shift) <= 1e-6
+        moved = [not torch.equal(x, y) for x, y in zip(points[at + 1 :], trace.points[at + 1 :], strict=True)]
+        assert all(moved)
+        assert gap(model(name).run(text(), hooks={step: lambda x: x + shift}), trace.logits) > 1e-3
+
+
+@with_logits
+def test_the_whole_of_another_text_patched_in_gives_its_logits(name: str) -> None:
+    """Activation patching: from a step on, the model runs on the other text's points, whatever it read before."""
+    other = traced(name, seed=1)
+    for step in steps(name):
+        patched = model(name).run(text(), hooks={step: lambda x, at=step: other.at(at)[None]})
+        assert gap(patched, other.logits) <= 1e-4, step
+
+
+def test_one_patched_token_leaves_the_past_alone() -> None:
+    other = traced("llama", seed=1)
+
+    def patch(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[:, 9] = other.at("L0.resid_mid")[9]
+        return x
+
+    patched = model("llama").run(text(), hooks={"L0.resid_mid": patch})
+    assert gap(patched[:9], traced("llama").logits[:9]) <= 1e-6
+    assert gap(patched[9:], traced("llama").logits[9:]) > 1e-2
+
+
+@with_logits
+def test_hooks_work_in_any_order(name: str) -> None:
+    """A change of an earlier step reaches a later one, whichever was named first."""
+    added = {step: lambda x, at=at: x * (1.5 + at / 10) for at, step in enumerate(steps(name))}
+    forth = model(name).run(text(), hooks=added)
+    back = model(name).run(text(), hooks=dict(reversed(added.items())))
+    assert torch.equal(forth, back)
+    doubled = {
+        "L1.resid_mid" if name not in PARALLEL else "L1.resid_post": lambda x: x,
+        "L0.resid_post": lambda x: 2 * x,
+    }
+    assert (
+        gap(model(name).run(text(), hooks=doubled), model(name).run(text(), hooks={"L0.resid_post": lambda x: 2 * x}))
+        <= 1e-6
+    )
+
+
+@with_logits
+def test_a_hook_may_work_in_place(name: str) -> None:
+    shift = torch.linspace(-1, 1, model(name).view.width)
+    for step in steps(name):
+        with torch.no_grad():
+            inside = model(name).run(text(), hooks={step: lambda x: x.add_(shift)})
+            outside = model(name).run(text(), hooks={step: lambda x: x + shift})
+        assert gap(inside, outside) <= 1e-5, step
+        assert gap(inside, traced(name).logits) > 1e-3, step
+
+
+@with_logits
+def test_gradients_flow_through_a_hook(name: str) -> None:
+    """Also at a point where nothing is added yet: the gradient of a loss with respect to the points."""
+    for step in steps(name):
+        nudge = torch.zeros(model(name).view.width, requires_grad=True)
+        loss = model(name).run(text(), hooks={step: lambda x, by=nudge: x + by})[-1].square().sum()
+        (slope,) = torch.autograd.grad(loss, nudge)
+        direction = torch.linspace(-1, 1, len(nudge)) / 1000
+        with torch.no_grad():
+            up, down = (
+                model(name).run(text(), hooks={step: lambda x, by=by: x + by})[-1].double().square().sum()
+                for by in (direction, -direction)
+            )
+        assert float((up - down) / 2) == pytest.approx(
+            float(slope.double() @ direction.double()), rel=2e-2, abs=2e-3
+        ), step
+
+
+@pytest.mark.parametrize("returned", [None, 3.0, torch.zeros(1, 1, 1)])
+@pytest.mark.parametrize("step", ["embed", "L0.resid_mid", "L1.resid_post"])
+def test_a_hook_that_returns_no_points_is_refused(step: str, returned: Any) -> None:
+    with pytest.raises(RheoscopeError, match=rf"the hook at {step} .* return"):
+        model("gpt2").run(text(), hooks={step: lambda x: returned})
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_unknown_step_is_refused(name: str) -> None:
+    with pytest.raises(RheoscopeError, match=r"there is no step 'L9.resid_mid'; type one of embed, .*L\d.resid_post"):
+        model(name).run(text(), hooks={"embed": lambda x: x, "L9.resid_mid": lambda x: x})
+    assert hook_count(model(name).network) == 0
+
+
+def test_the_midpoint_of_a_parallel_block_is_no_point_to_change() -> None:
+    with pytest.raises(RheoscopeError, match=r"L0.resid_mid is no point that a parallel block reads; change"):
+        model("neox").run(text(), hooks={"L0.resid_mid": lambda x: x})
+
+
+@with_logits
+def test_everything_is_undone_even_after_an_error(name: str) -> None:
+    def fail(x: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    for step in steps(name):
+        with pytest.raises(KeyError, match="mine"):
+            model(name).run(text(), hooks={"embed": lambda x: 2 * x, step: fail})
+        assert hook_count(model(name).network) == 0
+    assert torch.equal(model(name).run(text()), traced(name).logits)
+
+
+def test_post_norm_models_have_their_sums_as_steps() -> None:
+    for name in POST_NORM:
+        assert {"L0.attn_sum", "L0.mlp_sum"} < set(traced(name).steps)

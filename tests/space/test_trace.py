@@ -1,0 +1,132 @@
+"""A Trace: its points by label, saved and opened again, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.trace import Trace
+from tests.pretrained.cases import EVERY, LENGTH, WITH_LOGITS, model, traced
+
+every = pytest.mark.parametrize("name", EVERY)
+
+
+@every
+def test_a_saved_trace_opens_bit_for_bit(name: str, tmp_path: Path) -> None:
+    trace = traced(name)
+    again = Trace.open(trace.save(tmp_path / "deep" / "er"), model(name).view)
+    assert torch.equal(again.points, trace.points)
+    assert torch.equal(again.ids, trace.ids)
+    assert (again.logits is None) == (name not in WITH_LOGITS)
+    if name in WITH_LOGITS:
+        assert torch.equal(again.logits, trace.logits)
+    for field in ("steps", "tokens", "text", "where", "middle", "not_read"):
+        assert getattr(again, field) == getattr(trace, field), field
+    assert again.facts["weights"] == trace.facts["weights"]
+    assert torch.equal(again.weights(1, 2), trace.weights(1, 2))
+    assert torch.equal(again.displacements(1), trace.displacements(1))
+
+
+def test_a_trace_keeps_where_it_comes_from(tmp_path: Path) -> None:
+    told = json.loads((traced("gpt2").save(tmp_path) / "trace.json").read_text())
+    assert told["facts"]["type"] == "gpt2"
+    assert told["facts"]["certificate"].startswith("exact on 8 tokens")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["trace.json", "trace.safetensors"]
+
+
+def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
+    traced("gpt2").save(tmp_path)
+    other = model("gpt2").trace([5, 6, 7])
+    assert torch.equal(Trace.open(other.save(tmp_path), model("gpt2").view).points, other.points)
+
+
+def test_the_view_of_another_model_is_refused(tmp_path: Path) -> None:
+    traced("gpt2").save(tmp_path)
+    with pytest.raises(
+        RheoscopeError, match=r"this Trace was made by weights .*, the View holds .*; open the model that made it"
+    ):
+        Trace.open(tmp_path, model("gpt2_by_depth").view)
+
+
+@pytest.mark.parametrize("missing", ["trace.json", "trace.safetensors"])
+def test_missing_files_are_refused(missing: str, tmp_path: Path) -> None:
+    traced("gpt2").save(tmp_path)
+    (tmp_path / missing).unlink()
+    refused(tmp_path)
+
+
+def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path)
+    refused(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("file", ["trace.json", "trace.safetensors"])
+@pytest.mark.parametrize("left", [0, 20, -10])
+def test_truncated_files_are_refused(file: str, left: int, tmp_path: Path) -> None:
+    traced("gpt2").save(tmp_path)
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(whole[:left])
+    refused(tmp_path)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    traced("gpt2").save(tmp_path)
+    (tmp_path / "trace.json").write_text('{"steps": []}')
+    refused(tmp_path)
+
+
+def refused(directory: Path) -> None:
+    with pytest.raises(RheoscopeError, match=r"holds no saved Trace: .*; type trace.save\('") as told:
+        Trace.open(directory, model("gpt2").view)
+    assert "\n" not in str(told.value)
+
+
+def test_points_by_label() -> None:
+    trace = traced("gpt2")
+    assert torch.equal(trace.at("embed"), trace.points[0])
+    assert torch.equal(trace.at("L1.resid_mid"), trace.points[3])
+    assert torch.equal(trace.at("L1.resid_post"), trace.points[-1])
+    assert torch.equal(trace.read_by(1), trace.at("L0.resid_post"))
+    assert len(trace) == LENGTH
+
+
+def test_a_step_that_is_not_there_is_refused() -> None:
+    with pytest.raises(
+        RheoscopeError, match=r"there is no step 'L7.resid_mid'; type one of embed, L0.resid_mid, .*, …, L1.resid_post"
+    ):
+        traced("gpt2").at("L7.resid_mid")
+
+
+def test_layers_and_heads_that_are_not_there_are_refused() -> None:
+    trace = traced("gpt2")
+    for ask in (trace.read_by, trace.displacements, trace.bias):
+        for layer in (-1, 2):
+            with pytest.raises(RheoscopeError, match=rf"there is no layer {layer}; this model has layers 0 to 1"):
+                ask(layer)
+    for ask in (trace.weights, trace.scores, trace.displacement):
+        with pytest.raises(RheoscopeError, match="there is no layer 2"):
+            ask(2, 0)
+        for head in (-1, 4):
+            with pytest.raises(RheoscopeError, match=rf"there is no head {head} in layer 0"):
+                ask(0, head)
+
+
+@every
+def test_shapes(name: str) -> None:
+    trace = traced(name)
+    assert trace.weights(0, 1).shape == trace.scores(0, 1).shape == (LENGTH, LENGTH)
+    assert trace.displacement(0, 1).shape == trace.bias(0).shape == (LENGTH, 32)
+    assert trace.displacements(0).shape == (4, LENGTH, 32)
+    assert not trace.points.requires_grad
+    assert not trace.displacements(0).requires_grad
+    assert not trace.bias(0).requires_grad
+    assert not trace.weights(0, 0).requires_grad
+
+
+def test_tokens_of_a_model_without_tokenizer_are_its_numbers() -> None:
+    trace = model("gpt2").trace([5, 6, 7])
+    assert trace.tokens == ["5", "6", "7"]
+    assert trace.text == ""
+    assert trace.ids.tolist() == [5, 6, 7]

@@ -1,0 +1,83 @@
+"""The command as a user types it: exit status, what is printed, what is written, what silly input gets."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def rheoscope(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rheoscope.cli", *words], capture_output=True, text=True, cwd=cwd, check=False
+    )
+
+
+def test_version() -> None:
+    done = rheoscope("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("rheoscope ")
+
+
+def test_attention_prints_writes_and_keeps_every_number(tmp_path: Path) -> None:
+    done = rheoscope("attention", "--json", "laws.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "metric" in done.stdout
+    assert "sdpa" in done.stdout
+    assert (tmp_path / "rheoscope-attention.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "rheoscope-attention.html").read_text()
+    assert "data:image/png;base64" in page
+    assert "http" not in page
+    told = json.loads((tmp_path / "laws.json").read_text())
+    assert told["metric"]["laws"]["dot_form"]["violation"] <= told["metric"]["laws"]["dot_form"]["tolerance"]
+    again = rheoscope("attention", "--explain", cwd=tmp_path)
+    assert "replaced" in again.stdout
+    assert "not sdpa" in again.stdout
+
+
+def test_operators_of_a_directory(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=9, n_positions=16)).save_pretrained(
+        tmp_path / "model"
+    )
+    done = rheoscope(
+        "operators", "-m", "model", "--json", "heads.json", "--html", "heads.html", "--explain", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exact on 8 tokens" in done.stdout
+    told = json.loads((tmp_path / "heads.json").read_text())["operators"]
+    assert told["dims"]["layer"] == 2
+    assert len(told["data_vars"]["symmetry"]["data"][0]) == 2
+    assert (tmp_path / "heads.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["operators", "-m", "./nowhere"], 1, "there is no directory ./nowhere"),
+        (["operators", "-m", "."], 1, "holds no config.json"),
+        (["attention", "--out", "file.txt/below"], 1, "cannot write"),
+        (["operators"], 2, "Missing option"),
+        (["fly"], 2, "No such command"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], status: int, says: str, tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text("")
+    done = rheoscope(*words, cwd=tmp_path)
+    assert done.returncode == status
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    if status == 1:
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; sys.argv = ['rheoscope', '--help']\nimport rheoscope.cli as c\ntry: c.main()\nexcept SystemExit: pass\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "assert 'torch' not in sys.modules"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

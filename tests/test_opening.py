@@ -1,0 +1,110 @@
+"""rs.load: one model from a directory, an object, in another dtype, or untrained."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+import rheoscope as rs
+from tests.pretrained.cases import EVERY, WITH_LOGITS, distance, gap, model, network, saved, text, tokenizer, traced
+
+every = pytest.mark.parametrize("name", EVERY)
+FEW = ["gpt2", "llama", "gemma3", "opt_projected", "phi3", "neox", "bert"]
+
+
+@every
+def test_a_directory_gives_what_the_object_gives(name: str, tmp_path: Path) -> None:
+    of = rs.load(saved(name, tmp_path))
+    trace = of.trace(text(), logits=name in WITH_LOGITS)
+    assert torch.equal(trace.points, traced(name).points)
+    if name in WITH_LOGITS:
+        assert torch.equal(trace.logits, traced(name).logits)
+    assert of.view.facts["weights"] == model(name).view.facts["weights"]
+    assert of.view.facts["model"] == str(tmp_path)
+    assert of.view.facts["type"] == network(name).config.model_type
+    assert not of.network.training
+
+
+@every
+def test_the_control_has_the_same_shapes_and_other_weights(name: str) -> None:
+    control, again = (rs.load(network(name), untrained=True) for _ in range(2))
+    assert control.view.facts["weights"] == again.view.facts["weights"] != model(name).view.facts["weights"]
+    shapes = [x.shape for x in network(name).parameters()]
+    assert [x.shape for x in control.network.parameters()] == shapes
+    assert control.trace(text()).points.shape == traced(name).points.shape
+    assert control.view.facts["certificate"].closure <= 1e-5
+    assert control.network is not network(name)
+    assert torch.equal(model(name).trace(text()).points, traced(name).points)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_the_control_of_a_directory_is_that_of_the_object(name: str, tmp_path: Path) -> None:
+    from_file = rs.load(saved(name, tmp_path), untrained=True)
+    from_object = rs.load(network(name), untrained=True)
+    assert from_file.view.facts["weights"] == from_object.view.facts["weights"]
+    half = rs.load(tmp_path, untrained=True, dtype="bfloat16")
+    assert half.view.facts["dtype"] == "bfloat16"
+    assert gap(half.view.embed, from_file.view.embed) <= 1e-2
+
+
+def test_the_control_has_the_dtype_of_the_object() -> None:
+    control = rs.load(network("gpt2", torch.float64), untrained=True)
+    assert control.view.facts["dtype"] == "float64"
+
+
+@every
+def test_bfloat16(name: str, tmp_path: Path) -> None:
+    """The checkpoint in half precision: certified, near the full model, and the same from a file and from an object."""
+    of = rs.load(saved(name, tmp_path), dtype="bfloat16")
+    assert of.view.facts["dtype"] == "bfloat16"
+    certificate = of.view.facts["certificate"]
+    assert certificate.dtype == "bfloat16"
+    assert max(certificate.weights, certificate.closure, certificate.operators) <= 5e-2
+    trace = of.trace(text())
+    assert trace.points.dtype is torch.bfloat16
+    assert distance(trace.points, traced(name).points) <= 5e-2
+    assert trace.weights(0, 0).dtype is torch.float32
+    other = rs.load(copy.deepcopy(network(name)), dtype="bfloat16")
+    assert torch.equal(other.trace(text()).points, trace.points)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_half_precision_operators_are_computed_in_float32(name: str) -> None:
+    half = rs.load(copy.deepcopy(network(name)), dtype="bfloat16")
+    found, full = rs.operators(half.view), rs.operators(model(name).view)
+    for field in ("symmetry", "symmetry_at", "stable_rank_M", "positive_share"):
+        assert found[field].dtype == "float32"
+        assert float(abs(found[field] - full[field]).max()) <= 5e-2 * max(1.0, float(abs(full[field]).max())), field
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_float64(name: str, tmp_path: Path) -> None:
+    of = rs.load(saved(name, tmp_path), dtype="float64")
+    assert of.view.facts["dtype"] == "float64"
+    assert distance(of.trace(text()).points, traced(name, torch.float64).points) <= 1e-6
+
+
+def test_a_tokenizer_given_comes_first(tmp_path: Path) -> None:
+    tokenizer(start=True).save_pretrained(saved("llama", tmp_path))
+    assert rs.load(tmp_path).ids("w5").tolist() == [1, 5]
+    assert rs.load(tmp_path, tokenizer=tokenizer(start=False)).ids("w5").tolist() == [5]
+
+
+def test_an_object_in_training_is_put_into_evaluation() -> None:
+    """Dropout would make every number random."""
+    net = copy.deepcopy(network("gpt2")).train()
+    of = rs.load(net)
+    assert not of.network.training
+    assert torch.equal(of.run(text()), traced("gpt2").logits)
+
+
+def test_strings_and_paths_are_the_same(tmp_path: Path) -> None:
+    saved("gpt2", tmp_path)
+    assert torch.equal(rs.load(str(tmp_path)).run(text()), rs.load(tmp_path).run(text()))
+
+
+def test_loading_the_object_again_changes_nothing() -> None:
+    again = rs.load(model("llama").network)
+    assert torch.equal(again.run(text()), traced("llama").logits)
+    assert again.view.facts["weights"] == model("llama").view.facts["weights"]
