@@ -30,7 +30,7 @@ DEFINITIONS = {
     "singular_values_M": "singular values of M, falling",
     "singular_values_F": "singular values of F, falling",
     "layer_symmetry": "symmetry of the sum of M over the heads of a layer",
-    "layer_directionality": "directionality of the sum of M over the heads of a layer",
+    "layer_directionality": "directionality of the sum of M over the heads of a layer; depends on the basis of E",
 }
 
 
@@ -60,7 +60,7 @@ def operators(view: View, raw: bool = False, progress: Callable[[int, int], None
     """
     import xarray as xr
 
-    through = None if view.unembed is None else vocabulary_gram(view)
+    through = None if view.unembed is None else vocabulary_gram(view, raw)
     rows = []
     for layer, heads in enumerate(view.blocks):
         rows.append(of_layer(heads, through, raw))
@@ -143,10 +143,17 @@ def copying(F: Factored, through: Float[Tensor, "d d"] | None) -> Float[Tensor, 
     return positivity(torch.linalg.eigvals(F.right @ middle))
 
 
-def vocabulary_gram(view: View) -> Float[Tensor, "d d"]:
-    """D_f W_U W_E: from the stream through the final norm's gain and the vocabulary back to the stream."""
+def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:
+    """D_f W_U C W_E: from the stream through the final norm's gain and the vocabulary back to the stream.
+
+    C takes the mean over the words away: a vector added to every column of W_U changes no probability. `raw`: W_U W_E.
+    """
     assert view.unembed is not None
-    return _float(view.final_norm.fold(_float(view.unembed)) @ _float(view.embed))
+    unembed, embed = _float(view.unembed), _float(view.embed)
+    if raw:
+        return unembed @ embed
+    unembed = view.final_norm.fold(unembed)
+    return unembed @ embed - unembed.mean(-1, keepdim=True) * embed.sum(0)
 
 
 def alignment(M: Factored, F: Factored) -> Float[Tensor, "*h"]:

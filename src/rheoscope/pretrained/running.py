@@ -95,10 +95,9 @@ class Pretrained:
 
     def ids(self, text: Text) -> Int[Tensor, " n"]:
         """Token ids as the tokenizer makes them (special tokens included), or the ids given; looked at once, here."""
-        if isinstance(text, str):
-            ids = torch.tensor(self._tokenizer()(text)["input_ids"], dtype=torch.long)
-        else:
-            ids = _whole_numbers(text)
+        ids = (
+            torch.tensor(self._tokenizer()(text)["input_ids"]).long() if isinstance(text, str) else _whole_numbers(text)
+        )
         longest, vocabulary = self.view.facts.get("context"), len(self.view.embed)
         if not len(ids):
             raise RheoscopeError("the text has no tokens; type at least one word")

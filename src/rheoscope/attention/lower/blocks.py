@@ -18,8 +18,8 @@ from rheoscope.attention.mechanism import Mechanism, for_every_head, positions
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.shapes import KeyAt, RowAt, Scores, Weights
 
-BLOCK = 1 << 21
-"""Numbers held for one block of scores (8 MiB in float32): fits the cache of most machines."""
+BLOCK = 1 << 22
+"""Numbers held for one block of scores (16 MiB in float32): small enough to stay near the cores, large enough to pay."""
 SMALL = 1 << 21
 """Score tables up to this size are quicker in one piece."""
 

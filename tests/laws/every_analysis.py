@@ -1,0 +1,313 @@
+"""One battery for every analysis: a move that leaves the logits unchanged leaves every reported field unchanged.
+
+A number that moves under a gauge says nothing of the model. Moves are made on the weights themselves (the View holds the
+model's own tensors), the model is opened again, its logits are shown to be the same, and then every field must be.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import rheoscope as rs
+from rheoscope.space.head import Heads, Turned
+from tests.pretrained.cases import EVERY, WITH_LOGITS, distance, double, gap, network, random, text, traced
+
+ANALYSES: dict[str, Callable[[Any], Any]] = {
+    "operators": lambda model: rs.operators(model.view),
+}
+"""Name → what it gives for a model. A new analysis is tested by a new line here."""
+COORDINATES = {"directionality", "layer_directionality"}
+"""Fields marked as dependent on the basis of E."""
+
+Move = Callable[[Any], None]
+F64 = torch.float64
+TURNING = [name for name in EVERY if isinstance(double(name).view.blocks[0].mechanism.position, Turned)]
+QK_NORM = [name for name in EVERY if double(name).view.blocks[0].q_norm is not None]
+PLAIN_QK = [name for name in EVERY if name not in QK_NORM]
+STILL = [name for name in EVERY if name not in TURNING]
+PRE_NORM = [name for name in EVERY if double(name).view.blocks[0].norm.gain is not None]
+UNTIED = [
+    name
+    for name in EVERY
+    if double(name).view.unembed is not None
+    and double(name).network.get_output_embeddings().weight is not double(name).network.get_input_embeddings().weight
+]
+
+
+def moved(name: str, move: Move) -> Any:
+    """The model after a move on a copy of its weights."""
+    plain = rs.load(copy.deepcopy(network(name, F64)))
+    with torch.no_grad():
+        move(plain)
+    return rs.load(plain.network)
+
+
+def regular(seed: int, k: int) -> Tensor:
+    """An invertible matrix, far from a rotation and well conditioned."""
+    u, v = (torch.linalg.qr(random(seed + at, k, k))[0] for at in (0, 1))
+    return u * (0.5 + random(seed + 2, k).abs()) @ v
+
+
+def commuting(seed: int, block: Heads) -> Tensor:
+    """A matrix that commutes with every rotation: a scaled rotation for each frequency, anything where nothing turns."""
+    k, position = block.W_Q.shape[-1], block.mechanism.position
+    if not isinstance(position, Turned):
+        return regular(seed, k)
+    still = (position.rotation(5, k, block.W_Q).diagonal() - position.rotation(0, k, block.W_Q).diagonal()).abs() < 1e-9
+    turning = int((~still).sum())
+    A = torch.zeros(k, k, dtype=F64)
+    A[turning:, turning:] = regular(seed, k - turning) if turning < k else 0
+    a, b = 1 + random(seed + 3, turning // 2), random(seed + 4, turning // 2)
+    first, second = torch.arange(turning // 2), torch.arange(turning // 2, turning)
+    A[first, first], A[second, second], A[first, second], A[second, first] = a, a, b, -b
+    for offset in (1, 7):
+        R = position.rotation(offset, k, block.W_Q)
+        assert gap(A @ R, R @ A) <= 1e-9
+    return A
+
+
+def members(block: Heads) -> list[slice]:
+    size = block.count // len(block.W_K)
+    return [slice(g * size, (g + 1) * size) for g in range(len(block.W_K))]
+
+
+def set_(x: Tensor | None, to: Callable[[Tensor], Tensor]) -> None:
+    if x is not None:
+        x.copy_(to(x.clone()))
+
+
+# The moves
+
+
+def move_qk(model: Any) -> None:
+    """(W_Q A, W_K A^-T), A shared by a group and commuting with the rotations."""
+    for layer, block in enumerate(model.view.blocks):
+        for g, group in enumerate(members(block)):
+            A = commuting(10 * layer + g, block)
+            inverse = torch.linalg.inv(A).mT
+            set_(block.W_Q[group], lambda W, A=A: W @ A)
+            set_(block.W_K[g], lambda W, B=inverse: W @ B)
+            set_(None if block.b_Q is None else block.b_Q[group], lambda b, A=A: b @ A)
+            set_(None if block.b_K is None else block.b_K[g], lambda b, B=inverse: b @ B)
+
+
+def move_qk_norms(model: Any) -> None:
+    """Gains of the QK-norms: s on the queries, 1/s on the keys, one s for each frequency."""
+    for layer, attn in enumerate(model.said.attentions):
+        half = 0.5 + random(layer, len(attn.q_norm.weight) // 2).abs()
+        scale_gain(attn.q_norm, half.repeat(2))
+        scale_gain(attn.k_norm, 1 / half.repeat(2))
+
+
+def move_ov(model: Any) -> None:
+    """(W_V B, B^-1 W_O), B shared by a group."""
+    for layer, block in enumerate(model.view.blocks):
+        for g, group in enumerate(members(block)):
+            B = regular(10 * layer + g, block.W_V.shape[-1])
+            set_(block.W_V[g], lambda W, B=B: W @ B)
+            set_(block.W_O[group], lambda W, B=B: torch.linalg.solve(B, W))
+            set_(None if block.b_V is None else block.b_V[g], lambda b, B=B: b @ B)
+
+
+def scale_gain(norm: Any, by: Tensor) -> None:
+    """A module's gain times a vector; Gemma's gain is 1 + weight."""
+    shift = 1 if "Gemma" in type(norm).__name__ else 0
+    norm.weight.copy_((norm.weight + shift) * by - shift)
+    set_(getattr(norm, "bias", None), lambda b: b * by)
+
+
+def move_gains(model: Any) -> None:
+    """A gain grows, the weights that read it shrink: the norm before attention, and the last one where W_U is free."""
+    for layer, block in enumerate(model.view.blocks):
+        by = 0.5 + 2 * random(layer, model.view.width).abs()
+        scale_gain(block.norm.own, by)
+        for W in (block.W_Q, block.W_K, block.W_V):
+            set_(W, lambda W, by=by: W / by[:, None])
+    unembed, embed = model.network.get_output_embeddings().weight, model.network.get_input_embeddings().weight
+    if unembed is not embed and model.view.final_norm.gain is not None:
+        by = 0.5 + 2 * random(99, model.view.width).abs()
+        scale_gain(model.view.final_norm.own, by)
+        set_(unembed, lambda W: W / by)
+
+
+def move_key_bias(model: Any) -> None:
+    """A constant added to every key: constant along a row of scores."""
+    for layer, block in enumerate(model.view.blocks):
+        set_(block.b_K, lambda b, at=layer: b + random(at, *b.shape))
+
+
+def move_value_bias(model: Any) -> None:
+    """Weights sum to 1: a constant added to every value is a constant added to the output, taken away again."""
+    for layer, block in enumerate(model.view.blocks):
+        by = random(layer, *block.b_V.shape)
+        set_(block.b_V, lambda b, by=by: b + by)
+        lost = (by.repeat_interleave(block.count // len(by), 0)[:, None] @ block.W_O).sum((0, 1))
+        set_(block.b_O, lambda b, lost=lost: b - lost)
+
+
+def move_unembedding(model: Any) -> None:
+    """One vector added to the column of every word: all logits of a token grow alike."""
+    set_(model.network.get_output_embeddings().weight, lambda W: W + 3 * random(0, W.shape[-1]))
+
+
+def has_output_biases(heads: Heads) -> bool:
+    return heads.b_V is not None and heads.b_O is not None and heads.after is None
+
+
+MOVES: list[tuple[str, Move, list[str]]] = [
+    ("queries against keys", move_qk, PLAIN_QK),
+    ("gains of QK-norms", move_qk_norms, QK_NORM),
+    ("values against outputs", move_ov, EVERY),
+    ("gains against weights", move_gains, PRE_NORM),
+    ("bias of keys", move_key_bias, [name for name in STILL if double(name).view.blocks[0].b_K is not None]),
+    ("bias of values", move_value_bias, [name for name in EVERY if has_output_biases(double(name).view.blocks[0])]),
+    ("columns of the unembedding", move_unembedding, [name for name in UNTIED if not name.endswith("capped")]),
+]  # fmt: skip
+EACH = [pytest.param(move, name, id=f"{what}-{name}") for what, move, names in MOVES for name in names]
+
+
+def probabilities(model: Any) -> Tensor:
+    """What the model says of a text; the last points where it has no words to say."""
+    if model.view.facts["type"] == "bert" and type(model.network).__name__ == "BertModel":
+        return model.trace(text()).points[-1]
+    return model.trace(text(), logits=True).logits.log_softmax(-1)
+
+
+def same(found: Any, wanted: Any, but: set[str] = frozenset(), within: float = 1e-7) -> None:  # type: ignore[assignment]
+    assert set(found.data_vars) == set(wanted.data_vars)
+    for field in wanted.data_vars:
+        if field in but:
+            continue
+        a, b = found[field].values, wanted[field].values
+        assert a.shape == b.shape
+        assert np.isfinite(a).all(), field
+        assert np.abs(a - b).max() <= within * max(1.0, np.abs(b).max()), field
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+@pytest.mark.parametrize(("move", "name"), EACH)
+def test_a_gauge_moves_no_field(analysis: str, move: Move, name: str) -> None:
+    """Law 1."""
+    plain, other = double(name), moved(name, move)
+    assert other.view.facts["weights"] != plain.view.facts["weights"]
+    assert gap(probabilities(other), probabilities(plain)) <= 2e-5
+    same(ANALYSES[analysis](other), ANALYSES[analysis](plain))
+    one, two = other.trace(text()), traced(name, F64)
+    for layer, block in enumerate(plain.view.blocks):
+        for head in range(block.count):
+            assert gap(one.weights(layer, head), two.weights(layer, head)) <= 1e-5
+            if move is not move_key_bias:
+                continue
+            lost = one.scores(layer, head) - two.scores(layer, head)
+            assert gap(lost, lost[:, :1].expand_as(lost)) <= 1e-9
+        if move is not move_value_bias:
+            assert distance(one.displacements(layer), two.displacements(layer)) <= 1e-5
+        else:
+            assert (
+                distance(
+                    one.displacements(layer).sum(0) + one.bias(layer), two.displacements(layer).sum(0) + two.bias(layer)
+                )
+                <= 1e-9
+            )
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+@pytest.mark.parametrize("name", EVERY)
+def test_heads_in_another_order_are_the_same_heads(analysis: str, name: str) -> None:
+    """Law 1: heads permuted inside their group, and whole groups, with what reads and writes them."""
+    groups, size = len(double(name).view.blocks[0].W_K), 4 // len(double(name).view.blocks[0].W_K)
+    order = torch.arange(4).view(groups, size).flip(0).roll(1, -1).flatten()
+    assert order.tolist() != [0, 1, 2, 3]
+
+    def permute(model: Any) -> None:
+        for block in model.view.blocks:
+            for x in (block.W_Q, block.b_Q, block.W_O):
+                set_(x, lambda x: x[order])
+            for x in (block.W_K, block.b_K, block.W_V, block.b_V):
+                set_(x, lambda x: x.flip(0) if groups == 2 else x[order])
+
+    other = moved(name, permute)
+    assert gap(probabilities(other), probabilities(double(name))) <= 2e-5
+    wanted = ANALYSES[analysis](double(name)).isel(head=order.numpy())
+    same(ANALYSES[analysis](other), wanted)
+    one, two = other.trace(text()), traced(name, F64)
+    for layer in range(other.view.layers):
+        assert distance(one.displacements(layer), two.displacements(layer)[order]) <= 1e-5
+        assert gap(one.weights(layer, 1), two.weights(layer, int(order[1]))) <= 1e-5
+
+
+def test_every_move_and_every_family_is_tried() -> None:
+    assert {name for _, _, names in MOVES for name in names} == set(EVERY)
+    assert all(names for _, _, names in MOVES)
+    assert QK_NORM == ["qwen3", "gemma3", "gemma3_capped"]
+    assert {"gpt2_by_depth", "llama", "neox"} <= set(UNTIED)
+
+
+# Law 2: the axes of E
+
+
+def fold(model: Any) -> None:
+    """Every gain into the weights that read it, so that only directions are left."""
+    for layer, block in zip(model.network.model.layers, model.view.blocks, strict=True):
+        for W in (block.W_Q, block.W_K, block.W_V):
+            set_(W, lambda W, g=layer.input_layernorm.weight.clone(): W * g[:, None])
+        layer.input_layernorm.weight.fill_(1)
+        for part in readers(layer.mlp):
+            part.weight.mul_(layer.post_attention_layernorm.weight)
+        layer.post_attention_layernorm.weight.fill_(1)
+    model.network.lm_head.weight.mul_(model.network.model.norm.weight)
+    model.network.model.norm.weight.fill_(1)
+
+
+def readers(mlp: Any) -> list[Any]:
+    return [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
+
+
+def turn(model: Any, Q: Tensor) -> None:
+    """x → x Q for every point of E."""
+    network = model.network
+    for weight in (network.model.embed_tokens.weight, network.lm_head.weight):
+        set_(weight, lambda W: W @ Q)
+    for layer, block in zip(network.model.layers, model.view.blocks, strict=True):
+        for W in (block.W_Q, block.W_K, block.W_V):
+            set_(W, lambda W: Q.mT @ W)
+        set_(block.W_O, lambda W: W @ Q)
+        set_(block.b_O, lambda b: b @ Q)
+        for part in readers(layer.mlp):
+            set_(part.weight, lambda W: W @ Q)
+        set_(layer.mlp.down_proj.weight, lambda W: Q.mT @ W)
+        set_(layer.mlp.down_proj.bias, lambda b: b @ Q)
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+@pytest.mark.parametrize("name", ["llama", "llama_yarn", "mistral", "qwen2", "qwen3", "phi3", "phi3_partial"])
+def test_turning_the_axes_moves_no_field_but_the_marked_ones(analysis: str, name: str) -> None:
+    folded = moved(name, fold)
+    assert gap(probabilities(folded), probabilities(double(name))) <= 2e-5
+    Q = torch.linalg.qr(random(7, 32, 32))[0]
+    turned = rs.load(copy.deepcopy(folded.network))
+    with torch.no_grad():
+        turn(turned, Q)
+    turned = rs.load(turned.network)
+    assert gap(probabilities(turned), probabilities(folded)) <= 2e-5
+    before, after = ANALYSES[analysis](folded), ANALYSES[analysis](turned)
+    same(after, before, but=COORDINATES)
+    for field in COORDINATES & set(before.data_vars):
+        assert float(abs(after[field] - before[field]).max()) > 1e-3
+        assert "basis" in before[field].attrs["definition"]
+    one, two = turned.trace(text()), folded.trace(text())
+    assert distance(one.points, two.points @ Q) <= 1e-5
+    assert gap(one.weights(1, 2), two.weights(1, 2)) <= 1e-5
+    assert distance(one.displacements(1), two.displacements(1) @ Q) <= 1e-5
+    fields = ANALYSES[analysis](folded)
+    for field in set(fields.data_vars) - COORDINATES:
+        assert field in COORDINATES or "basis" not in fields[field].attrs.get("definition", "")
+
+
+def test_cases_with_words_are_compared_by_their_words() -> None:
+    assert [name for name in EVERY if name not in WITH_LOGITS] == ["bert_bare"]
