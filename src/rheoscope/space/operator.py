@@ -137,22 +137,8 @@ class Factored:
         return 0.5 * (self + self.T * -1.0)
 
     def symmetric_eigenvalues(self) -> Float[Tensor, "*h rr"]:
-        """The eigenvalues of the symmetric part, rising, without the zeros outside its range.
-
-        With X = [L, R^T] it is X S X^T / 2, S swapping the halves, whose eigenvalues are those of K^T S K / 2 for any
-        K K^T = X^T X: a matrix that is known already.
-        """
-        r = self.left.shape[-1]
-        if 2 * r > self.left.shape[-2]:
-            return torch.linalg.eigvalsh(self._symmetric_core()[1])
-        self._square("the symmetric part")
-        (left, right), cross = self.grams, self.cross
-        gram = torch.cat([torch.cat([left, cross.mT], -1), torch.cat([cross, right], -1)], -2)
-        # A little more on the diagonal: the Gram matrix of dependent columns has no Cholesky factor.
-        more = 1e-13 * gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-300)
-        K = torch.linalg.cholesky(gram + more[..., None, None] * torch.eye(2 * r, dtype=gram.dtype, device=gram.device))
-        values = torch.linalg.eigvalsh(K.mT @ K.roll(r, -2) / 2)
-        return values.to(self.left.dtype)
+        """The eigenvalues of the symmetric part, rising, without the zeros outside its range."""
+        return torch.linalg.eigvalsh(self._symmetric_core()[1])
 
     def positive(self) -> "Factored":
         """The positive part of the symmetric part: the nearest positive semi-definite operator to A."""
