@@ -87,7 +87,7 @@ def memory() -> list[dict[str, object]]:
             f"q, k, v = (torch.randn(1, {HEADS}, {LONG}, {D}, requires_grad={backward}) for _ in range(3))\n"
             f"f = rs.mechanism('{name}')\n"
             "torch.set_grad_enabled(%s); f(q[:, :, :64], k[:, :, :64], v[:, :, :64], lowering='blocks')\n"
-            "ready = peak()\n"
+            "ready = held()\n"
             "o = f(q, k, v, mask='causal', lowering='blocks')\n" % backward
         ) + ("torch.autograd.grad(o.sum(), (q, k, v))\n" if backward else "")
         share = peak_bytes(script) / table

@@ -5,7 +5,6 @@ On a shared machine a gap under 10 % is noise. Ratios are speed of ours over spe
 
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -35,10 +34,11 @@ def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> tuple[float,
 
 
 def peak_bytes(script: str) -> int:
-    """Peak resident memory of a fresh Python that runs `script`, above what it held when the script printed READY."""
+    """Peak resident memory of a fresh Python that runs `script`, above what it holds where the script says ready = held()."""
     code = (
-        "import resource\ndef peak():\n    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
-        f"{script}\nprint('PEAK', peak() - ready)\n"
+        "import resource\n"
+        "def held():\n    return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
+        f"{script}\nprint('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - ready)\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     return int(out.rsplit("PEAK", 1)[1])
@@ -53,7 +53,3 @@ def keep(name: str, rows: list[dict[str, object]]) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
     return path
-
-
-def rss() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

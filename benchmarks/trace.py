@@ -91,9 +91,9 @@ def memory() -> list[dict[str, object]]:
         f"net = GPT2LMHeadModel(GPT2Config(**{SMALL}, n_positions={{context}})).eval()\n"
         "ids = torch.randint(0, 50257, ({n},))\n"
     )
-    ours = start + "model = rs.load(net)\nready = peak()\ntrace = model.trace(ids)\n"
+    ours = start + "model = rs.load(net)\nready = held()\ntrace = model.trace(ids)\n"
     cache = start + (
-        "net.set_attn_implementation('eager')\nready = peak()\n"
+        "net.set_attn_implementation('eager')\nready = held()\n"
         "with torch.no_grad(): out = net(input_ids=ids[None], output_hidden_states=True, output_attentions=True)\n"
     )
     rows = []

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import rheoscope as rs
-from tests.pretrained.cases import EVERY, WITH_LOGITS, distance, gap, model, network, saved, text, tokenizer, traced
+from tests.pretrained.cases import KINDS, WITH_LOGITS, distance, gap, model, network, saved, text, tokenizer, traced
 
-every = pytest.mark.parametrize("name", EVERY)
+every = pytest.mark.parametrize("name", [*KINDS, "bert_bare"])
 FEW = ["gpt2", "llama", "gemma3", "opt_projected", "phi3", "neox", "bert"]
 
 

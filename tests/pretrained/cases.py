@@ -97,6 +97,10 @@ POST_NORM = {"opt_post", "opt_projected", "bert", "bert_bare", "roberta"}
 PARALLEL = {"neox"}
 ISLANDS = [name for name in EVERY if not name.startswith(("gpt2", "opt", "bert", "roberta"))]
 """Models that take float32 steps whatever their dtype: rotary angles (all of these), RMSNorm (all but NeoX)."""
+KINDS = [
+    name for name in EVERY if name not in {"gpt2_unscaled", "llama_linear", "llama_three", "gemma3_capped", "bert_bare"}
+]
+"""One case for each way of describing a model: enough where only the code that runs it is tested."""
 CAUSAL = [name for name in EVERY if name not in BIDIRECTIONAL]
 WITH_LOGITS = [name for name in EVERY if name != "bert_bare"]
 

@@ -109,7 +109,7 @@ def test_statistics_hold_no_more() -> None:
 def spans(mask: Any, m: int, n: int, rows: int) -> list[tuple[slice, slice]]:
     blocks.BLOCK = rows * n
     q, k, _ = inputs(m, n, b=1, h=1, g=1)
-    return list(blocks.spans(blocks.lay(made("sigmoid").under(mask), q, k)))
+    return list(blocks.spans(made("sigmoid").under(mask), q, k))
 
 
 def test_spans_walk_every_row_once_and_only_keys_that_may_count() -> None:

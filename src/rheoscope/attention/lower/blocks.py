@@ -7,6 +7,7 @@ potentials are found first, in passes over blocks of rows and of columns, and th
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,10 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.mechanism import Mechanism, for_every_head, positions
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
+from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.shapes import KeyAt, RowAt, Scores, Weights
 
-BLOCK = 1 << 22
-"""Numbers held for one block of scores (16 MiB in float32): small enough to stay near the cores, large enough to pay."""
+BLOCK = 1 << 21
+"""Numbers held for one block of scores (8 MiB in float32): small enough to stay near the cores, large enough to pay."""
 SMALL = 1 << 21
 """Score tables up to this size are quicker in one piece."""
 
@@ -59,18 +61,11 @@ class Laid:
     score: Callable[[slice, slice], Scores]
 
     def scores(self, rows: slice, keys: slice) -> Scores:
-        i, j = self.i[rows], self.j[keys]
-        s = self.score(rows, keys)
-        bias = self.mechanism.position.bias(i, j)
-        s = s if bias is None else s + bias.to(s.dtype)
-        mask = self.mechanism.mask
-        return s if mask.forbids_nothing else s.masked_fill(~mask(i, j), -torch.inf)
+        return with_bias_and_mask(self.mechanism, self.score(rows, keys), self.i[rows], self.j[keys])
 
     @property
     def rows(self) -> int:
-        """Queries in one block, so that what is held for it stays within BLOCK."""
-        per_row = self.q.shape[0] * self.q.shape[1] * self.k.shape[-2] * self.mechanism.score.held
-        return max(1, BLOCK // per_row)
+        return block_rows(self.mechanism, self.q, self.k)
 
 
 def lay(mechanism: Mechanism, q: Tensor, k: Tensor) -> Laid:
@@ -96,12 +91,17 @@ def lay(mechanism: Mechanism, q: Tensor, k: Tensor) -> Laid:
     return Laid(mechanism, q, k, i, j, direct if form is None else folded)
 
 
-def spans(laid: Laid) -> Iterator[tuple[slice, slice]]:
+def block_rows(mechanism: Mechanism, q: Tensor, k: Tensor) -> int:
+    """Queries in one block, so that what is held for it stays within BLOCK."""
+    return max(1, BLOCK // (q.shape[0] * q.shape[1] * k.shape[-2] * mechanism.score.held))
+
+
+def spans(mechanism: Mechanism, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
     """Blocks of rows with the keys that their mask may permit."""
-    m, n = len(laid.i), len(laid.j)
-    for low in range(0, m, laid.rows):
-        high = min(low + laid.rows, m)
-        first, last = laid.mechanism.mask.span(low + n - m, high + n - m, n)
+    m, n, rows = q.shape[-2], k.shape[-2], block_rows(mechanism, q, k)
+    for low in range(0, m, rows):
+        high = min(low + rows, m)
+        first, last = mechanism.mask.span(low + n - m, high + n - m, n)
         yield slice(low, high), slice(first, last)
 
 
@@ -109,11 +109,13 @@ def walk(mechanism: Mechanism, q: Tensor, k: Tensor) -> Iterator[Block]:
     """Every block of weights in turn, none kept: what streaming statistics are made of."""
     laid = lay(mechanism, q, k)
     weigh = weighing(laid)
-    for rows, keys in spans(laid):
+    for rows, keys in spans(mechanism, laid.q, laid.k):
         yield Block(rows, keys, laid.i[rows], laid.j[keys], weigh(rows, keys))
 
 
 def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if not isinstance(mechanism.normaliser, Sinkhorn):
+        return rowwise(mechanism, q, k, v)
     laid = lay(mechanism, q, k)
     values = mechanism.value(for_every_head(v.to(laid.q.dtype), q.shape[1]))
     weigh = weighing(laid)
@@ -121,7 +123,70 @@ def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     def block(rows: slice, keys: slice) -> Tensor:
         return weigh(rows, keys) @ values[..., keys, :]
 
-    return torch.cat([recomputed(block, rows, keys) for rows, keys in spans(laid)], -2).to(v.dtype)
+    return torch.cat([recomputed(block, rows, keys) for rows, keys in spans(mechanism, laid.q, laid.k)], -2).to(v.dtype)
+
+
+def rowwise(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Every block on its own, forward and backward; outputs and gradients are filled in place."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    i, j = positions(q.shape[-2], k.shape[-2], q.device)
+    keys, values = for_every_head(k.to(exact), q.shape[1]), for_every_head(v.to(exact), q.shape[1])
+    at_q, at_k = mechanism.position.place(q.to(exact), i), mechanism.position.place(keys, j)
+    held = {path: x for path, x in tensors(mechanism).items() if x.is_floating_point()}
+    out: Tensor = _Rowwise.apply(mechanism, list(held), at_q, at_k, mechanism.value(values), *held.values())
+    return out.to(v.dtype)
+
+
+def one_block(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, i: RowAt, j: KeyAt) -> Tensor:
+    """The definition on placed tokens: score, mask, normalise, average; 0 where no key is in reach."""
+    if not len(j):
+        return q.new_zeros(*q.shape[:-1], v.shape[-1])
+    form = mechanism.score.dot(q, k)
+    s = mechanism.score(q, k) if form is None else form.scores()
+    return mechanism.normaliser(with_bias_and_mask(mechanism, s, i, j)) @ v
+
+
+def with_bias_and_mask(mechanism: Mechanism, s: Scores, i: RowAt, j: KeyAt) -> Scores:
+    bias, mask = mechanism.position.bias(i, j), mechanism.mask
+    s = s if bias is None else s + bias.to(s.dtype)
+    return s if mask.forbids_nothing else s.masked_fill(~mask(i, j), -torch.inf)
+
+
+class _Rowwise(torch.autograd.Function):
+    """A loop over blocks that keeps its inputs alone; the backward pass computes each block again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mechanism: Mechanism, paths: list[str], q: Tensor, k: Tensor, v: Tensor, *held: Tensor
+    ) -> Tensor:
+        ctx.mechanism, ctx.paths = mechanism, paths
+        ctx.save_for_backward(q, k, v, *held)
+        i, j = positions(q.shape[-2], k.shape[-2], q.device)
+        out = q.new_empty(*q.shape[:-1], v.shape[-1])
+        for rows, keys in spans(mechanism, q, k):
+            out[..., rows, :] = one_block(
+                mechanism, q[..., rows, :], k[..., keys, :], v[..., keys, :], i[rows], j[keys]
+            )
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, *held = ctx.saved_tensors
+        i, j = positions(q.shape[-2], k.shape[-2], q.device)
+        total = [torch.zeros_like(x) for x in (q, k, v, *held)]
+        for rows, keys in spans(ctx.mechanism, q, k):
+            places = [(..., rows, slice(None)), (..., keys, slice(None)), (..., keys, slice(None))] + [...] * len(held)
+            leaves = [x[at].detach().requires_grad_() for x, at in zip((q, k, v, *held), places, strict=True)]
+            with torch.enable_grad():
+                mechanism = with_tensors(ctx.mechanism, dict(zip(ctx.paths, leaves[3:], strict=True)))
+                part = one_block(mechanism, leaves[0], leaves[1], leaves[2], i[rows], j[keys])
+            if part.requires_grad:
+                found = torch.autograd.grad(part, leaves, g[..., rows, :], allow_unused=True)
+                for sum_of, at, one in zip(total, places, found, strict=True):
+                    if one is not None:
+                        sum_of[at] += one
+        return None, None, *total
 
 
 def weighing(laid: Laid) -> Callable[[slice, slice], Weights]:

@@ -74,12 +74,14 @@ def weight_statistics(
             f"{type(mechanism.normaliser).__name__} weights can be negative, so they have no entropy; "
             "ask for its softmax part: mechanism('scaled_dot')"
         )
-    rows: dict[str, list[Tensor]] = {name: [] for name in PER_ROW | (of or {})}
-    received = torch.zeros(
-        *q.shape[:2], k.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device
-    )
+    questions, answers = PER_ROW | (of or {}), dict[str, Tensor]()
+    exact = torch.promote_types(q.dtype, torch.float32)
+    received = torch.zeros(*q.shape[:2], k.shape[-2], dtype=exact, device=q.device)
     for block in walk(mechanism, q, k):
-        for name, answer in (PER_ROW | (of or {})).items():
-            rows[name].append(answer(block))
+        for name, ask in questions.items():
+            part = ask(block)
+            if name not in answers:
+                answers[name] = part.new_empty(*part.shape[:2], q.shape[-2], *part.shape[3:])
+            answers[name][:, :, block.rows] = part
         received[..., block.keys] += block.weights.sum(-2)
-    return {name: torch.cat(parts, 2) for name, parts in rows.items()} | {"received": received}
+    return answers | {"received": received}
