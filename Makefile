@@ -9,10 +9,10 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 	echo "Rheoscope needs Python 3.11 or newer; to name one: make $@ PYTHON=/path/to/python3.11" >&2; exit 1; }; \
 	"$(PYTHON)" .ci/install.py --torch "$(TORCH)"
 
-.PHONY: help demo test lint format types docs wheel bench lock clean
+.PHONY: help demo test lint format types docs wheel bench peers lock clean
 
 help:
-	@sed -n 's/^# make/make/p' Makefile; echo "also        make lint, format, types, docs, wheel, bench, lock, clean"
+	@sed -n 's/^# make/make/p' Makefile; echo "also        make lint, format, types, docs, wheel, bench, peers, lock, clean"
 
 demo:
 	$(INSTALL)
@@ -48,17 +48,22 @@ wheel:
 
 bench:
 	$(INSTALL) test
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)python "$$file"; done
+	@set -e; for name in attention_cpu trace; do echo "== $$name"; $(BIN)python benchmarks/$$name.py; done
 
-# Resolve constraints.txt again: every extra, the build backend and uv, torch as pinned here.
+# TransformerLens and nnsight in a venv of their own (.peers), and the cost of seeing beside theirs.
+peers:
+	$(INSTALL) peers --venv .peers
+	.peers/bin/python benchmarks/trace.py $(ARGS)
+
+# Resolve constraints.txt again: every extra but the peers, the build backend and uv, torch as pinned here.
 LOCKED_TORCH := 2.13.0
 lock:
 	$(INSTALL) dev
 	printf 'uv\nhatchling\ntorch==$(LOCKED_TORCH)\n' > .venv/lock.in
-	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)uv pip compile --quiet --upgrade --no-annotate --no-header --all-extras pyproject.toml .venv/lock.in > .venv/lock.out
+	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)uv pip compile --quiet --upgrade --no-annotate --no-header --extra test --extra docs --extra dev pyproject.toml .venv/lock.in > .venv/lock.out
 	{ sed -n 's/^#/#/p' constraints.txt; grep -vE '^(#|nvidia-|cuda-|triton)' .venv/lock.out \
 		| sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > .venv/constraints.txt
 	mv .venv/constraints.txt constraints.txt
 
 clean:
-	rm -rf .venv site dist build .hypothesis .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .peers site dist build .hypothesis .pytest_cache .ruff_cache .mypy_cache

@@ -126,7 +126,9 @@ def choose_installer(folder: Path) -> list[str]:
     if subprocess.run([*pip, "-c", str(CONSTRAINTS), "uv"], check=False).returncode:
         print("install: uv is not to be had here, so pip installs (minutes instead of seconds)", flush=True)
         return pip
-    return [inside, "-m", "uv", "pip", "install", "--quiet", "--python", inside]
+    # Where Python may not keep its bytecode, every start would compile torch and transformers anew: do it once, here.
+    compiled = ["--compile-bytecode"] if os.environ.get("PYTHONDONTWRITEBYTECODE") else []
+    return [inside, "-m", "uv", "pip", "install", "--quiet", "--python", inside, *compiled]
 
 
 def install_torch(installer: list[str], build: str, settings: dict[str, str], required: bool) -> str:

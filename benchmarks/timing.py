@@ -34,13 +34,17 @@ def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> tuple[float,
 
 
 def peak_bytes(script: str) -> int:
-    """Peak resident memory of a fresh Python that runs `script`, above what it holds where the script says ready = held()."""
+    """Peak resident memory of a fresh Python while it runs what `script` has below a line `# measured`, above what it held there."""
+    before, measured = script.split("# measured\n")
     code = (
-        "import resource\n"
-        "def held():\n    return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
-        f"{script}\nprint('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - ready)\n"
+        "def held(field):\n"
+        "    with open('/proc/self/status') as file:\n"
+        "        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))\n"
+        f"{before}\nwith open('/proc/self/clear_refs', 'w') as file:\n    file.write('5')\n"  # forget the peak until here
+        f"ready = held('VmRSS')\n{measured}\nprint('PEAK', held('VmHWM') - ready)\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    here = Path(__file__).parent
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=here).stdout
     return int(out.rsplit("PEAK", 1)[1])
 
 

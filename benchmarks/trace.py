@@ -3,6 +3,7 @@
     python benchmarks/trace.py             GPT-2-small shape on the CPU, about five minutes
     python benchmarks/trace.py --quick     64 and 256 tokens, few rounds
     python benchmarks/trace.py --cuda      GPT-2-medium shape, 16 x 1024 tokens, bfloat16
+    make peers                             the same on the CPU, with TransformerLens and nnsight beside it
 
 Random weights of the right shape. Ratios are time of ours over time of the peer, interleaved, medians: below 1 is faster.
 """
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable
 
 import torch
+from peers import INSTALLED, SEERS
 from timing import interleaved, keep, peak_bytes, ratio
 
 import rheoscope as rs
@@ -44,7 +46,7 @@ def against(methods: dict[str, Callable[[], object]], peer: str, tokens: int, ro
 
 def cpu() -> list[dict[str, object]]:
     bare = network(SMALL)
-    model = rs.load(bare)
+    model, seers = rs.load(bare), {name: make(bare) for name, make in SEERS.items()}
     rows = []
     for n, rounds in ((64, 15), (256, 9), (1024, 5))[: 2 if QUICK else 3]:
         ids = torch.randint(0, 50257, (n,))
@@ -59,6 +61,7 @@ def cpu() -> list[dict[str, object]]:
             "trace": lambda ids=ids: model.trace(ids),
             "trace with logits": lambda ids=ids: model.trace(ids, logits=True),
             "statistics of all weights": lambda trace=trace: [trace.statistics(layer) for layer in range(12)],
+            **{name: lambda see=see, ids=ids: see(ids[None]) for name, see in seers.items()},
         }
         rows += against(methods, "bare forward", n, rounds)
     return rows + operators(model)
@@ -85,23 +88,17 @@ def operators(model: object) -> list[dict[str, object]]:
 
 
 def memory() -> list[dict[str, object]]:
-    """Peak memory above the weights: a trace, beside a run that keeps all hidden states and weights."""
+    """Peak memory above the weights: a trace, beside tools that keep all states and weights."""
     start = (
-        "import torch, rheoscope as rs\nfrom transformers import GPT2Config, GPT2LMHeadModel\n"
+        "import torch, rheoscope as rs\nfrom transformers import GPT2Config, GPT2LMHeadModel\nfrom peers import SEERS\n"
         f"net = GPT2LMHeadModel(GPT2Config(**{SMALL}, n_positions={{context}})).eval()\n"
         "ids = torch.randint(0, 50257, ({n},))\n"
     )
-    ours = start + "model = rs.load(net)\nready = held()\ntrace = model.trace(ids)\n"
-    cache = start + (
-        "net.set_attn_implementation('eager')\nready = held()\n"
-        "with torch.no_grad(): out = net(input_ids=ids[None], output_hidden_states=True, output_attentions=True)\n"
-    )
+    ours = start + "model = rs.load(net)\n# measured\ntrace = model.trace(ids)\n"
+    theirs = {name: start + f"see = SEERS['{name}'](net)\n# measured\nseen = see(ids[None])\n" for name in SEERS}
+    cases = [("trace", ours, 1024), *((name, script, 1024) for name, script in theirs.items()), ("trace", ours, 16384)]
     rows = []
-    for name, script, n in (
-        ("trace", ours, 1024),
-        ("eager, all states and weights", cache, 1024),
-        ("trace", ours, 16384),
-    )[: 2 if QUICK else 3]:
+    for name, script, n in cases[: len(cases) - QUICK]:
         used = peak_bytes(script.format(n=n, context=max(n, 1024)))
         print(f"{name:44s} {n:6d} tokens   {used / 2**20:8.0f} MiB above the weights", flush=True)
         rows.append({"name": name, "tokens": n, "bytes above the weights": used})
@@ -143,4 +140,4 @@ if __name__ == "__main__":
     if "--cuda" in sys.argv:
         print("stored", keep("trace_cuda", cuda()))
     else:
-        print("stored", keep("trace", cpu() + memory()))
+        print("stored", keep("trace_and_peers" if INSTALLED else "trace", cpu() + memory()))

@@ -7,6 +7,7 @@ weight_statistics                     entropy, sinks, distances of the weights, 
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
+scores                                what the scores of every head are made of: form, mean, biases
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
 RheoscopeError                        the one error that a user's mistake raises
 """
@@ -25,6 +26,7 @@ _HOME = {
     "nn": "rheoscope.attention.modules",
     "operators": "rheoscope.covers.operators",
     "register_with_transformers": "rheoscope.pretrained.interface",
+    "scores": "rheoscope.covers.scores",
     "transformer_cost": "rheoscope.attention.cost",
     "weight_statistics": "rheoscope.attention.lower.statistics",
 }

@@ -55,6 +55,7 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or f
 @app.command("operators")
 def operators_command(
     model: ModelName,
+    text: Annotated[str | None, typer.Option(help="Also say what scores are made of on this text.")] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Bare weights, without the gain of the norm, as papers print them.")
     ] = False,
@@ -69,11 +70,12 @@ def operators_command(
     """Every head of a model as two operators, M (QK circuit) and F (OV circuit): symmetry, direction, rank, copying.
 
     Examples:  rheoscope operators --model gpt2    ·    rheoscope operators -m path/ --html heads.html --json heads.json
+    ·    rheoscope operators -m gpt2 --text "The keys to the cabinet are on the table"
     """
     from rheoscope.opening import load
     from rheoscope.report.operators import show
 
-    show(load(model, device=device, dtype=dtype).view, raw, explain, json, html)
+    show(load(model, device=device, dtype=dtype), text, raw, explain, json, html)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from tests.pretrained.cases import KINDS, distance, double, gap, network, random
 
 ANALYSES: dict[str, Callable[[Any], Any]] = {
     "operators": lambda model: rs.operators(model.view),
+    "scores": lambda model: rs.scores(model.trace(text())),
 }
 """Name → what it gives for a model. A new analysis is tested by a new line here."""
 COORDINATES = {"directionality", "layer_directionality"}
@@ -136,6 +137,15 @@ def move_gains(model: Any) -> None:
         set_(unembed, lambda W: W / by)
 
 
+def move_along_ones(model: Any) -> None:
+    """A centred token has no share along (1, …, 1): what W does there is nothing (its part of the norm's bias goes back)."""
+    for layer, block in enumerate(model.view.blocks):
+        for at, (W, b) in enumerate(((block.W_Q, block.b_Q), (block.W_K, block.b_K), (block.W_V, block.b_V))):
+            by = random(10 * layer + at, len(W), W.shape[-1])
+            set_(W, lambda W, by=by, g=block.norm.gain: W + by[:, None] / g[:, None])
+            set_(b, lambda b, by=by, norm=block.norm: b - by * (norm.bias / norm.gain).sum())
+
+
 def move_key_bias(model: Any) -> None:
     """A constant added to every key: constant along a row of scores."""
     for layer, block in enumerate(model.view.blocks):
@@ -165,6 +175,7 @@ MOVES: list[tuple[str, Move, list[str]]] = [
     ("gains of QK-norms", move_qk_norms, QK_NORM),
     ("values against outputs", move_ov, KINDS),
     ("gains against weights", move_gains, PRE_NORM),
+    ("weights along (1, …, 1)", move_along_ones, [name for name in PRE_NORM if double(name).view.blocks[0].norm.centred]),
     ("bias of keys", move_key_bias, [name for name in STILL if double(name).view.blocks[0].b_K is not None]),
     ("bias of values", move_value_bias, [name for name in KINDS if has_output_biases(double(name).view.blocks[0])]),
     ("columns of the unembedding", move_unembedding, UNTIED),

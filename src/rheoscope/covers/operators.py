@@ -1,6 +1,7 @@
 """What kind of operator is each head? Symmetry, direction, rank, copying, all from r x r matrices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,10 +63,10 @@ def operators(view: View, raw: bool = False, progress: Callable[[int, int], None
 
     through = None if view.unembed is None else vocabulary_gram(view, raw)
     rows = []
-    for layer, heads in enumerate(view.blocks):
-        rows.append(of_layer(heads, through, raw))
+    for row in side_by_side(lambda heads: of_layer(heads, through, raw), view.blocks, view.embed.device):
+        rows.append(row)
         if progress is not None:
-            progress(layer + 1, view.layers)
+            progress(len(rows), view.layers)
     stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     dims = {1: ("layer",), 2: ("layer", "head")}
     third = {"symmetry_at": "offset", "singular_values_M": "rank", "singular_values_F": "rank_F"}
@@ -79,6 +80,21 @@ def operators(view: View, raw: bool = False, progress: Callable[[int, int], None
     return xr.Dataset(data, coords, attributes(view, raw))
 
 
+def side_by_side(
+    run: Callable[[Heads], dict[str, Tensor]], blocks: Sequence[Heads], device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """Layers at the same time, one core each: LAPACK on r x r matrices gains nothing from two cores on one matrix."""
+    cores = torch.get_num_threads()
+    if device.type != "cpu" or cores == 1:
+        yield from map(run, blocks)
+        return
+    try:
+        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield from pool.map(run, blocks)
+    finally:
+        torch.set_num_threads(cores)  # the workers' call also set what later threads begin with
+
+
 def attributes(view: View, raw: bool) -> dict[str, Any]:
     """The settings that made it, its formula and its source."""
     return {
@@ -90,6 +106,7 @@ def attributes(view: View, raw: bool) -> dict[str, Any]:
     } | {name: str(value) for name, value in view.facts.items()}
 
 
+@torch.no_grad()
 def of_layer(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> dict[str, Tensor]:
     """All numbers of one layer, every head at once, in float32 or better."""
     turning = heads.M(raw)
@@ -152,13 +169,12 @@ def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:
     unembed, embed = _float(view.unembed), _float(view.embed)
     if raw:
         return unembed @ embed
-    unembed = view.final_norm.fold(unembed)
-    return unembed @ embed - unembed.mean(-1, keepdim=True) * embed.sum(0)
+    return view.final_norm.fold(unembed @ embed - unembed.mean(-1, keepdim=True) * embed.sum(0))
 
 
 def alignment(M: Factored, F: Factored) -> Float[Tensor, "*h"]:
     """cos⟨F, Mᵀ⟩ in [−1, 1]; 0 where one of them is 0."""
-    size = M.norm() * F.norm()
+    size = M.singular_values().norm(dim=-1) * F.singular_values().norm(dim=-1)  # at hand, where `norm` would begin anew
     return torch.where(size > 0, F.inner(M.T) / torch.where(size > 0, size, 1), 0)
 
 

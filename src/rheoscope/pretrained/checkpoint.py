@@ -4,11 +4,14 @@ import copy
 import hashlib
 import json
 import re
+import socket
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 
@@ -64,20 +67,41 @@ def _opened(
         raise RheoscopeError(
             f"there is no directory {source}; type one that holds config.json and *.safetensors, or a hub name"
         )
+    here = directory.exists() or not _hub_answers()
     try:
-        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False, local_files_only=here)
     except Exception as error:  # a config that is wrong raises whatever its first reader stumbles over
         raise _told(source, error) from error
     if getattr(config, "quantization_config", None) is not None:
         raise RheoscopeError(
             f"{source} is quantised; M and F need the weights themselves: type the name of the unquantised model"
         )
-    network = _network(source, config, device, dtype, revision, untrained)
-    return network, _tokenizer(source, revision)
+    network = _network(source, config, device, dtype, revision, untrained, here)
+    return network, _tokenizer(source, revision, here)
+
+
+def _hub_answers() -> bool:
+    """Can the hub be reached? Asked once, since its own client tries for half a minute before it gives up."""
+    from huggingface_hub import constants
+
+    if getproxies():
+        return True  # a proxy looks names up in its own way
+    address = urlsplit(constants.ENDPOINT)
+    try:
+        with socket.create_connection((address.hostname, address.port or 443), timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def _network(
-    source: str | Path, config: Any, device: str | None, dtype: str | None, revision: str | None, untrained: bool
+    source: str | Path,
+    config: Any,
+    device: str | None,
+    dtype: str | None,
+    revision: str | None,
+    untrained: bool,
+    here: bool,
 ) -> Any:
     from rheoscope.pretrained.families import family_of
 
@@ -89,7 +113,7 @@ def _network(
     try:
         network, info = kind.from_pretrained(
             source, config=config, dtype=wanted, revision=revision, use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True, ignore_mismatched_sizes=True,
+            output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=here,
         )  # fmt: skip
     except Exception as error:
         raise _told(source, error) from error
@@ -168,14 +192,14 @@ def fingerprint(network: Any) -> str:
     return digest.hexdigest()
 
 
-def _tokenizer(source: str | Path, revision: str | None) -> Any:
+def _tokenizer(source: str | Path, revision: str | None, here: bool) -> Any:
     from transformers import AutoTokenizer
 
     directory = Path(source)
     if directory.exists() and not any((directory / name).exists() for name in TOKENIZER_FILES):
         return None  # transformers would make an empty one
     try:
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False, local_files_only=here)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.covers.operators import DEFINITIONS, operators
+from rheoscope.covers.scores import DEFINITIONS as SCORE_DEFINITIONS
+from rheoscope.covers.scores import scores
 from rheoscope.report.dataset import save_json
 from rheoscope.report.page import Cell, Page, png, save
 
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     import xarray
     from rich.table import Table
 
-    from rheoscope.space.view import View
+    from rheoscope.space.model import Model
 
 COLUMNS = {
     "symmetry": "symmetry",
@@ -21,6 +23,16 @@ COLUMNS = {
     "stable_rank_F": "rank F",
     "copying": "copying",
     "alignment": "alignment",
+}
+
+SCORE_COLUMNS = {
+    "centred": "form",
+    "mean_query": "mean q",
+    "mean_key": "mean k",
+    "query_bias": "bias q",
+    "key_bias": "bias k",
+    "spread": "nats",
+    "positive_share_cloud": "positive",
 }
 
 
@@ -42,16 +54,16 @@ def _short(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 2 else f"{value:.2f}".replace("0.", ".", 1).replace("-.00", ".00")
 
 
-def terminal_table(dataset: "xarray.Dataset") -> "Table":
+def terminal_table(dataset: "xarray.Dataset", columns: dict[str, str] = COLUMNS) -> "Table":
     """A row a layer, the median over its heads: narrow enough for any terminal."""
     from rich.table import Table
 
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("layer", *COLUMNS.values()):
+    for column in ("layer", *columns.values()):
         table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
-    medians = dataset[list(COLUMNS)].median("head")
+    medians = dataset[list(columns)].median("head")
     for layer in range(dataset.sizes["layer"]):
-        table.add_row(f"L{layer}", *(_short(float(medians[name][layer])) for name in COLUMNS))
+        table.add_row(f"L{layer}", *(_short(float(medians[name][layer])) for name in columns))
     return table
 
 
@@ -82,14 +94,14 @@ def page(dataset: "xarray.Dataset", picture: bytes) -> Page:
     )
 
 
-def show(view: "View", raw: bool, explain: bool, json_file: Path | None, html: Path | None) -> None:
-    """What `rheoscope operators` does: certificate, table, and the files asked for."""
+def show(model: "Model", text: str | None, raw: bool, explain: bool, json_file: Path | None, html: Path | None) -> None:
+    """What `rheoscope operators` does: certificate, table, what scores are made of on a text, and the files asked for."""
     from rich.console import Console
     from rich.progress import Progress
 
     from rheoscope.report.plot.operators import plot_operators
 
-    console = Console(highlight=False)
+    view, console = model.view, Console(highlight=False)
     console.print(
         f"[dim]{view.facts['model']} · {view.layers} layers, {view.heads} heads, width {view.width} · {view.facts['certificate']}[/]"
     )
@@ -99,13 +111,22 @@ def show(view: "View", raw: bool, explain: bool, json_file: Path | None, html: P
     console.print(terminal_table(dataset))
     console.print("[dim]median over the heads of a layer; --explain defines every column[/]\n")
     console.print(extremes(dataset))
+    on_text = None if text is None else scores(model.trace(text))
+    if on_text is not None:
+        console.print(f"\nWhat scores are made of on {text!r} (shares of what softmax sees)", markup=False)
+        console.print(terminal_table(on_text, SCORE_COLUMNS))
+        console.print(f"[dim]massive tokens left out: {on_text.attrs['massive'] or 'none'}[/]")
     if explain:
         console.print("\n".join(f"[bold]{title}[/]: {DEFINITIONS[name]}" for name, title in COLUMNS.items()))
+    if explain and on_text is not None:
+        console.print(
+            "\n".join(f"[bold]{title}[/]: {SCORE_DEFINITIONS[name]}" for name, title in SCORE_COLUMNS.items())
+        )
     said = []
     if html is not None:
         picture = png(plot_operators(dataset))
         said += [page(dataset, picture).save(html), save(picture, html.with_suffix(".png"))]
     if json_file is not None:
-        said.append(save_json({"operators": dataset}, json_file))
+        said.append(save_json({"operators": dataset} | ({} if on_text is None else {"scores": on_text}), json_file))
     if said:
         console.print("\n".join(said), soft_wrap=True)

@@ -74,16 +74,21 @@ class Factored:
         return (x @ self.left) @ (self.right @ y.mT)
 
     @cached_property
+    def _doubles(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r e"]]:
+        return self.left.double(), self.right.double()
+
+    @cached_property
     def grams(self) -> tuple[Float[Tensor, "*h r r"], Float[Tensor, "*h r r"]]:
         """L^T L and R R^T in float64: all that norms need to know of the factors."""
-        left, right = self.left.double(), self.right.double()
+        left, right = self._doubles
         return left.mT @ left, right @ right.mT
 
     @cached_property
     def cross(self) -> Float[Tensor, "*h r r"]:
         """R L in float64: all that traces and eigenvalues need to know of the factors."""
         self._square("R L")
-        return self.right.double() @ self.left.double()
+        left, right = self._doubles
+        return right @ left
 
     def tr(self) -> Float[Tensor, "*h"]:
         """tr A = tr (R L)."""
@@ -101,8 +106,8 @@ class Factored:
 
     def svd(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
         """U, s, Vh with A = U diag(s) Vh, s falling, r = the number of columns of the factors (at most d)."""
-        q, core, p = self._core
-        u, s, vh = torch.linalg.svd(core, full_matrices=False)
+        (q, a), (p, b) = torch.linalg.qr(self.left), torch.linalg.qr(self.right.mT)
+        u, s, vh = torch.linalg.svd(a @ b.mT, full_matrices=False)
         return q @ u, s, vh @ p.mT
 
     def singular_values(self) -> Float[Tensor, "*h r"]:
@@ -111,7 +116,8 @@ class Factored:
 
     @cached_property
     def _singular_values(self) -> Tensor:
-        return torch.linalg.svdvals(self._core[1])
+        # the triangles alone: building the orthonormal columns would double the cost of QR
+        return torch.linalg.svdvals(_triangle(self.left) @ _triangle(self.right.mT).mT)
 
     def eigenvalues(self) -> Complex[Tensor, "*h r"]:
         """The eigenvalues that need not be 0: those of R L."""
@@ -138,12 +144,16 @@ class Factored:
 
     def symmetric_eigenvalues(self) -> Float[Tensor, "*h rr"]:
         """The eigenvalues of the symmetric part, rising, without the zeros outside its range."""
-        return torch.linalg.eigvalsh(self._symmetric_core()[1])
+        self._square("the symmetric part")
+        a, b = _triangle(torch.cat([self.left, self.right.mT], -1)).tensor_split((self.left.shape[-1],), -1)
+        return torch.linalg.eigvalsh(_symmetrised(a @ b.mT))
 
     def positive(self) -> "Factored":
         """The positive part of the symmetric part: the nearest positive semi-definite operator to A."""
-        basis, core = self._symmetric_core()
-        values, vectors = torch.linalg.eigh(core)
+        self._square("the symmetric part")
+        basis, triangle = torch.linalg.qr(torch.cat([self.left, self.right.mT], -1))
+        a, b = triangle.tensor_split((self.left.shape[-1],), -1)
+        values, vectors = torch.linalg.eigh(_symmetrised(a @ b.mT))
         left = basis @ vectors * values.clamp(min=0)[..., None, :]
         return Factored(left, (basis @ vectors).mT)
 
@@ -169,20 +179,15 @@ class Factored:
             torch.linalg.vecdot(self.grams[0].to(self.right.dtype) @ self.right, self.right, dim=-2).clamp(min=0).sqrt()
         )
 
-    @cached_property
-    def _core(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, C, P with A = Q C P^T, Q and P orthonormal columns, C as small as the rank allows."""
-        q, a = torch.linalg.qr(self.left)
-        p, b = torch.linalg.qr(self.right.mT)
-        return q, a @ b.mT, p
-
-    def _symmetric_core(self) -> tuple[Tensor, Tensor]:
-        """Q, C with (A + A^T)/2 = Q C Q^T, Q orthonormal columns that span the rows and columns of A."""
-        self._square("the symmetric part")
-        q = torch.linalg.qr(torch.cat([self.left, self.right.mT], -1))[0]
-        core = (q.mT @ self.left) @ (self.right @ q)
-        return q, (core + core.mT) / 2
-
     def _square(self, what: str) -> None:
         if self.left.shape[-2] != self.right.shape[-1]:
             raise RheoscopeError(f"{what} needs a square operator, got {self.left.shape[-2]} x {self.right.shape[-1]}")
+
+
+def _triangle(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h k r"]:
+    """The triangular factor of A = Q T, k = min(d, r): all that singular values need to know of A."""
+    return torch.linalg.qr(A, mode="r")[1]
+
+
+def _symmetrised(A: Float[Tensor, "*h k k"]) -> Float[Tensor, "*h k k"]:
+    return (A + A.mT) / 2

@@ -47,6 +47,11 @@ class Trace:
             )
         return self.points[self.steps.index(step)]
 
+    def massive(self, times: float = 5.0) -> list[int]:
+        """Tokens (sinks) longer than `times` the median length at any step; statistics of clouds leave them out and say so."""
+        lengths = self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
+        return (lengths > times * lengths.median(-1, keepdim=True).values).any(0).nonzero()[:, 0].tolist()
+
     def read_by(self, layer: int) -> Float[Tensor, "n d"]:
         """The cloud that the attention of a layer reads."""
         self.view.heads_of(layer)

@@ -1,0 +1,160 @@
+"""What are the scores of each head made of? The form on the cloud, the mean of the cloud, the biases."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rheoscope.attention.mechanism import for_every_head, positions
+from rheoscope.covers.operators import positive_share
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Heads, Norm
+from rheoscope.space.operator import Factored
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+Parts = Float[Tensor, "part h n k"]
+
+DEFINITIONS = {
+    "centred": "share of (x̂_i − x̄) M (x̂_j − x̄)ᵀ, the form on the cloud, in what the softmax sees of the scores",
+    "mean_query": "share of x̄ M (x̂_j − x̄)ᵀ: keys that the mean of the cloud asks for, whoever asks (a key bias)",
+    "mean_key": "share of x̂_i M(δ) x̄ᵀ: constant along a row without RoPE (0), a preference of place with it",
+    "query_bias": "share of the bias of queries with the token as key",
+    "key_bias": "share of the bias of keys with the query and its bias: 0 without RoPE, a preference of place with it",
+    "spread": "standard deviation of the scores along a row, over permitted keys, in nats",
+    "positive_share_cloud": "Σλ⁺/Σ|λ| of the symmetric part of the centred scores on this cloud: 1 where relevance is a similarity",
+}
+SHARES = ("centred", "mean_query", "mean_key", "query_bias", "key_bias")
+
+
+@torch.no_grad()
+def scores(
+    trace: Trace, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
+) -> "xarray.Dataset":
+    """What the scores of every head are made of, on one text: geometry, mean or bias.
+
+    **Answers** "does this head compare tokens, or do its biases and the mean of the cloud choose the keys?"
+
+    **Formula** s_ij = (x̂_i−x̄)M(x̂_j−x̄)ᵀ + x̄M(x̂_j−x̄)ᵀ + x̂_iMx̄ᵀ + bias terms, M at the offset i − j. The share of a part
+    is Σ cov(part, score) / Σ var(score), both along rows over permitted keys: what is constant along a row, softmax
+    cannot see. Shares add up to 1; one that works against the others is negative.
+
+    **Gives** (layer, head): the five shares, `spread` (nats), `positive_share_cloud` (of M at offset 0). Massive tokens
+    are dropped and listed in `attrs["massive"]`; soft-caps and additive biases of position are left out.
+
+    **Laws** the parts add up to the model's own scores; unchanged by every move that leaves the logits unchanged.
+
+    **Relation** `operators` says what M is, without a text; this says what M does on one.
+
+    >>> import rheoscope as rs
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = rs.load(GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=9)))
+    >>> rs.scores(model.trace([1, 2, 3, 4])).centred.dims
+    ('layer', 'head')
+    """
+    import xarray as xr
+
+    massive = trace.massive()
+    kept = torch.ones(len(trace), dtype=torch.bool, device=trace.points.device)
+    kept[[] if keep_massive else massive] = False
+    if int(kept.sum()) < 2:
+        raise RheoscopeError(
+            f"scores are compared along rows of at least 2 tokens, got {int(kept.sum())}; type a longer text"
+        )
+    rows = []
+    for layer, heads in enumerate(trace.view.blocks):
+        rows.append(of_layer(heads, trace.read_by(layer), kept))
+        if progress is not None:
+            progress(layer + 1, trace.view.layers)
+    data = {
+        name: xr.Variable(
+            ("layer", "head"), torch.stack([row[name] for row in rows]).cpu().numpy(), {"definition": said}
+        )
+        for name, said in DEFINITIONS.items()
+    }
+    attributes = {
+        "analysis": "scores",
+        "space": "x̂",
+        "text": trace.text,
+        "massive": massive,
+        "formula": "Σ cov(part, score) / Σ var(score) along rows",
+    }
+    facts = {name: str(value) for name, value in trace.facts.items()}
+    coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
+    return xr.Dataset(data, coords, attributes | facts)
+
+
+def of_layer(heads: Heads, x: Float[Tensor, "n d"], kept: Bool[Tensor, " n"]) -> dict[str, Float[Tensor, " h"]]:
+    """All numbers of one layer: parts of the scores one head at a time, so that one (n, n) table of each exists."""
+    allowed = permitted(heads, len(x), x.device) & kept & kept[:, None]
+    queries, keys = sides(heads, x, kept)
+    found: dict[str, list[Tensor]] = {name: [] for name in (*SHARES, "spread")}
+    for head in range(heads.count):
+        parts = parts_of(heads, queries[:, head : head + 1], keys[:, head : head + 1])
+        shares, spread = shares_of(parts, allowed)
+        for name, value in zip((*SHARES, "spread"), (*shares, spread), strict=True):
+            found[name].append(value)
+    return {name: torch.stack(values) for name, values in found.items()} | {
+        "positive_share_cloud": positive_share(Factored(queries[0][:, kept], keys[0][:, kept].mT))
+    }
+
+
+def sides(heads: Heads, x: Float[Tensor, "n d"], kept: Bool[Tensor, " n"]) -> tuple[Parts, Parts]:
+    """Every query and key as a sum of three: the centred token, the mean of the cloud, the bias (scale in the queries).
+
+    Under QK-norm all three carry the realised scale of the norm and its gain.
+    """
+    exact = torch.promote_types(x.dtype, torch.float32)
+    hat = heads.norm.hat(x.to(exact))
+    mean = hat[kept].mean(0)
+    cloud = torch.stack([hat - mean, mean.expand_as(hat)])
+    q = _side(heads.norm, cloud, heads.W_Q, heads.b_Q, heads.q_norm) * heads.scale
+    k = _side(heads.norm, cloud, heads.W_K, heads.b_K, heads.k_norm)
+    return q, torch.stack([for_every_head(part[None], heads.count)[0] for part in k])
+
+
+def _side(norm: Norm, cloud: Float[Tensor, "2 n d"], W: Tensor, b: Tensor | None, then: Norm | None) -> Parts:
+    W = W.to(cloud.dtype)
+    tokens = cloud[:, None] @ norm.fold(W)
+    bias = torch.zeros_like(tokens[0])
+    bias = bias if norm.bias is None else bias + (norm.bias.to(W) @ W)[:, None]
+    bias = bias if b is None else bias + b.to(W)[:, None]
+    parts = torch.cat([tokens, bias[None]])
+    if then is None:
+        return parts
+    whole = parts.sum(0)
+    scale = (whole.square().mean(-1, keepdim=True) + (then.eps or 0.0)).rsqrt()
+    return parts * scale * (1.0 if then.gain is None else then.gain.to(W))
+
+
+def parts_of(heads: Heads, q: Parts, k: Parts) -> Float[Tensor, "5 n n"]:
+    """The five parts of the scores of one head; together they are its scores before cap and position bias."""
+    at = positions(q.shape[-2], k.shape[-2], q.device)
+    q, k = (heads.mechanism.position.place(side, there)[:, 0] for side, there in zip((q, k), at, strict=True))
+    token = q[:2].sum(0)
+    pairs = [(q[0], k[0]), (q[1], k[0]), (token, k[1]), (q[2], k[:2].sum(0)), (token + q[2], k[2])]
+    return torch.stack([a @ b.mT for a, b in pairs])
+
+
+def shares_of(
+    parts: Float[Tensor, "5 n n"], allowed: Bool[Tensor, "n n"]
+) -> tuple[Float[Tensor, " 5"], Float[Tensor, ""]]:
+    """Shares of the variance along rows, and its root: cov(part, whole) / var(whole), over the permitted keys."""
+    count = allowed.sum(-1, keepdim=True).clamp(min=1)
+    seen = torch.where(allowed, parts, 0)
+    along = torch.where(allowed, seen - seen.sum(-1, keepdim=True) / count, 0)
+    whole = along.sum(0)
+    variance = whole.square().sum()
+    rounding = allowed.sum() * (10 * torch.finfo(parts.dtype).eps * parts.abs().amax()).square()
+    shares = torch.where(variance > rounding, (along * whole).sum((-2, -1)) / variance.clamp(min=1e-30), 0)
+    return shares, (variance / allowed.sum().clamp(min=1)).sqrt()
+
+
+def permitted(heads: Heads, n: int, device: torch.device) -> Bool[Tensor, "n n"]:
+    """Which keys each query may see, by the head's own mask."""
+    i, j = positions(n, n, device)
+    return heads.mechanism.mask(i, j)

@@ -1,0 +1,85 @@
+"""The parts of a score: they add up to the model's own, shares add up to 1, biases that softmax cannot see have none."""
+
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.covers.scores import SHARES, parts_of, permitted, shares_of, sides
+from rheoscope.space.head import Turned
+from tests.pretrained.cases import KINDS, double, gap, text, traced
+
+F64 = torch.float64
+UNCAPPED = [name for name in KINDS if type(double(name).view.blocks[0].mechanism.score).__name__ != "SoftCap"]
+
+
+@pytest.mark.parametrize("name", UNCAPPED)
+def test_parts_add_up_to_the_models_scores(name: str) -> None:
+    trace, kept = traced(name, F64), torch.ones(len(text()), dtype=torch.bool)
+    for layer, heads in enumerate(trace.view.blocks):
+        queries, keys = sides(heads, trace.read_by(layer), kept)
+        for head in range(heads.count):
+            parts = parts_of(heads, queries[:, head : head + 1], keys[:, head : head + 1])
+            bare = trace.scores(layer, head)
+            bias = heads.mechanism.position.bias(torch.arange(len(bare)), torch.arange(len(bare)))
+            assert gap(parts.sum(0) + (0 if bias is None else bias[0]), bare) <= 1e-4
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_shares_add_up_to_one_and_what_is_constant_has_none(name: str) -> None:
+    found = rs.scores(traced(name, F64), keep_massive=True)
+    total = sum(found[share] for share in SHARES)
+    assert float(abs(total - 1).max()) <= 1e-9
+    if not isinstance(double(name).view.blocks[0].mechanism.position, Turned):
+        assert float(abs(found.mean_key).max()) <= 1e-9
+        assert float(abs(found.key_bias).max()) <= 1e-9
+    assert float(found.spread.min()) > 0
+    assert bool(((found.positive_share_cloud >= 0) & (found.positive_share_cloud <= 1)).all())
+
+
+def test_shares_equal_a_slow_loop_over_rows() -> None:
+    torch.manual_seed(0)
+    parts, n = torch.randn(5, 6, 6, dtype=F64), 6
+    allowed = torch.ones(n, n, dtype=torch.bool).tril()
+    shares, spread = shares_of(parts, allowed)
+    along = [parts[:, i, : i + 1] - parts[:, i, : i + 1].mean(-1, keepdim=True) for i in range(n)]
+    variance = sum(row.sum(0).square().sum() for row in along)
+    slow = sum((row * row.sum(0)).sum(-1) for row in along) / variance
+    assert gap(shares, slow) <= 1e-12
+    assert abs(float(spread - (variance / 21).sqrt())) <= 1e-12
+
+
+def test_a_head_of_biases_alone_says_so() -> None:
+    """W_Q = 0 and a bias of queries: the token that asks has no say."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    network = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)).double()
+    with torch.no_grad():
+        network.transformer.h[0].attn.c_attn.weight[:, :8] = 0
+        network.transformer.h[0].attn.c_attn.bias[:8] = 1.0
+    found = rs.scores(rs.load(network).trace([1, 5, 2, 7, 3]))
+    assert gap(torch.as_tensor(found.query_bias.values), torch.ones(1, 2)) <= 1e-9
+
+
+def test_massive_tokens_are_dropped_and_listed() -> None:
+    trace = traced("gpt2", F64)
+    points = trace.points.clone()
+    points[1, 2] *= 100
+    from dataclasses import replace
+
+    planted = replace(trace, points=points)
+    assert planted.massive() == [2]
+    found = rs.scores(planted)
+    assert found.attrs["massive"] == [2]
+    assert float(abs(found.centred - rs.scores(planted, keep_massive=True).centred).max()) > 0
+
+
+def test_one_token_is_refused_in_one_line() -> None:
+    with pytest.raises(rs.RheoscopeError, match="at least 2 tokens, got 1; type a longer text"):
+        rs.scores(double("gpt2").trace([1]))
+
+
+def test_permitted_is_the_heads_own_mask() -> None:
+    heads = double("mistral").view.blocks[0]
+    i = torch.arange(9)
+    assert bool((permitted(heads, 9, i.device) == heads.mechanism.mask(i, i)).all())
