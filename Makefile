@@ -16,7 +16,7 @@ help:
 
 demo:
 	$(INSTALL)
-	$(BIN)rheoscope attention
+	$(BIN)rheoscope "The keys to the cabinet are on the table"
 
 # One thread per worker: two workers on two cores beat one worker with two threads.
 test:

@@ -30,6 +30,7 @@ LAYERS = [
     ["models", "pretrained", "flow", "covers"],
     ["space"],
     ["attention"],
+    ["files"],
     ["shapes"],
 ]
 DEPTH = {room: depth for depth, row in enumerate(LAYERS) for room in row}

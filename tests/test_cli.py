@@ -55,6 +55,35 @@ def test_operators_of_a_directory(tmp_path: Path) -> None:
     assert (tmp_path / "heads.png").exists()
 
 
+def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
+    done = rheoscope("The keys to the cabinet are", "--json", "keys.json", "--explain", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for said in ("the default model", "<|endoftext|> The", "likeliest next tokens", "symmetry", "wrote keys.json"):
+        assert said in done.stdout
+    told = json.loads((tmp_path / "keys.json").read_text())
+    assert set(told) == {"readout", "operators"}
+    assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["The keys"], ["flow", "The keys"]),
+        (["-m", "gpt2", "The keys"], ["flow", "-m", "gpt2", "The keys"]),
+        (["-"], ["flow", "-"]),
+        (["--", "attention"], ["flow", "--", "attention"]),
+        (["attention", "--explain"], ["attention", "--explain"]),
+        (["operatros"], ["operatros"]),
+        (["--help"], ["--help"]),
+        ([], []),
+    ],
+)
+def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list[str]) -> None:
+    from rheoscope.cli import asked
+
+    assert asked(typed) == meant
+
+
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
@@ -62,7 +91,8 @@ def test_operators_of_a_directory(tmp_path: Path) -> None:
         (["operators", "-m", "."], 1, "holds no config.json"),
         (["attention", "--out", "file.txt/below"], 1, "cannot write"),
         (["operators"], 2, "Missing option"),
-        (["fly"], 2, "No such command"),
+        (["operatros"], 2, "No such command"),
+        (["flow", "two words", "--model", "./nowhere"], 1, "there is no directory ./nowhere"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], status: int, says: str, tmp_path: Path) -> None:

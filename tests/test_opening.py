@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rheoscope as rs
+from tests.models import cases as ours
 from tests.pretrained.cases import KINDS, WITH_LOGITS, distance, gap, model, network, saved, text, tokenizer, traced
 
 every = pytest.mark.parametrize("name", [*KINDS, "bert_bare"])
@@ -108,3 +109,28 @@ def test_loading_the_object_again_changes_nothing() -> None:
     again = rs.load(model("llama").network)
     assert torch.equal(again.run(text()), traced("llama").logits)
     assert again.view.facts["weights"] == model("llama").view.facts["weights"]
+
+
+# Our own models
+
+
+def test_no_argument_opens_the_model_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rheoscope.opening.DEFAULT", tmp_path)
+    with pytest.raises(rs.RheoscopeError, match=r"this installation has no default model \(.*\); type rs.load\(name"):
+        rs.load()
+    ours.saved("own", tmp_path)
+    assert torch.equal(rs.load().run(text()), ours.traced("own").logits)
+
+
+def test_a_directory_goes_to_whoever_saved_it(tmp_path: Path) -> None:
+    saved("gpt2", tmp_path / "theirs")
+    ours.saved("own", tmp_path / "ours")
+    assert type(rs.load(tmp_path / "theirs")).__name__ == "Pretrained"
+    assert type(rs.load(str(tmp_path / "ours"))).__name__ == "Trained"
+    assert type(rs.load(ours.network("own"))).__name__ == "Trained"
+
+
+def test_an_own_object_in_training_is_put_into_evaluation() -> None:
+    net = copy.deepcopy(ours.network("own")).train()
+    assert torch.equal(rs.load(net).run(text()), ours.traced("own").logits)
+    assert not net.training

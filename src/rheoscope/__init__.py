@@ -8,6 +8,7 @@ attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover length
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
 scores                                what the scores of every head are made of: form, mean, biases
+readout                               what every step of a token predicts (the logit lens)
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
 RheoscopeError                        the one error that a user's mistake raises
 """
@@ -25,6 +26,7 @@ _HOME = {
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
     "operators": "rheoscope.covers.operators",
+    "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
     "scores": "rheoscope.covers.scores",
     "transformer_cost": "rheoscope.attention.cost",

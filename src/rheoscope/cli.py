@@ -1,10 +1,12 @@
 """The command `rheoscope`: thin, every answer comes from the rooms below."""
 
 import sys
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,6 +54,27 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]
 
 
+@app.command("flow")
+def flow_command(
+    text: Annotated[str, typer.Argument(help="The text; - reads it from standard input.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Define every column.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """The main job: a text through a model. `rheoscope "some text"` is the same.
+
+    Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 "The keys to the cabinet are"
+    """
+    from rheoscope.opening import load
+    from rheoscope.report.flow import show
+
+    show(load(model, device=device, dtype=dtype), sys.stdin.read().removesuffix("\n") if text == "-" else text, explain, json)
+
+
 @app.command("operators")
 def operators_command(
     model: ModelName,
@@ -78,10 +101,98 @@ def operators_command(
     show(load(model, device=device, dtype=dtype), text, raw, explain, json, html)
 
 
+def asked(arguments: list[str]) -> list[str]:
+    """What was typed, with `flow` put in where the first word is a text: a first word that is a command is a command.
+
+    A single word that is nearly a command is taken for one, mistyped; after `--` everything is text.
+
+    >>> asked(["The keys to the cabinet are", "--explain"])
+    ['flow', 'The keys to the cabinet are', '--explain']
+    """
+    known = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    first = next((word for word in arguments if word in ("-", "--") or not word.startswith("-")), None)
+    if first is None or first in known or (first != "--" and get_close_matches(first, known, cutoff=0.75)):
+        return arguments
+    return ["flow", *arguments]
+
+
+class Several(TyperCommand):
+    """A command whose options --data, --held-out and --set take all the words up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        option, words = None, []
+        for word in args:
+            if word.startswith("-"):
+                option = word if word in ("--data", "--held-out", "--set") else None
+                words += [] if option else [word]
+            else:
+                words += [option, word] if option else [word]
+        return super().parse_args(ctx, words)
+
+
+@app.command("train", cls=Several)
+def train_command(
+    recipe: Annotated[str | None, typer.Argument(help="The name of a recipe, before any option; see --list.")] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text files (plain, .gz, MediaWiki dumps) or a prepared directory; to translate: SOURCE TARGET."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the run; a run that is there goes on.")] = None,
+    held_out: Annotated[
+        list[Path] | None, typer.Option(help="Files to measure on (default: a share of --data, at the end).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change the recipe: name=value, as rate=0.001 width=128.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="How many steps.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cuda where there is one).")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the log for TensorBoard.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Show every recipe.")] = False,
+) -> None:
+    """Train a Transformer by a recipe; the same command again goes on where it was stopped, to the same weights.
+
+    Examples:  rheoscope train --list    ·    rheoscope train tiny --data book.txt --out run
+    ·    rheoscope train translation --data train.en train.de --out run    ·    rheoscope generate --model run "Once"
+    """
+    from rheoscope.report.training import show, show_recipes
+
+    if listed:
+        show_recipes()
+    elif recipe is None or not data or out is None:
+        raise typer.BadParameter("type rheoscope train RECIPE --data FILE… --out DIR, or --list for the recipes")
+    else:
+        show(recipe, data, out, held_out or (), settings or (), steps, device, tensorboard)
+
+
+@app.command("generate")
+def generate_command(
+    prompt: Annotated[str, typer.Argument(help="What to continue, or to translate; - reads it from stdin.")] = "",
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", "-m", help="A directory that rheoscope train made (default: ships with it)."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="At most how many tokens.")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw among the likeliest so many; 0: among all.")] = 50,
+    top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest of together this probability.")] = None,
+    seed: Annotated[int, typer.Option(help="Another one gives another text.")] = 0,
+    device: Device = None,
+) -> None:
+    """Continue a text with a model of this project, or translate it where the model is an encoder-decoder.
+
+    Examples:  rheoscope generate "The history of"    ·    rheoscope generate -m run --temperature 0 "Once upon a time"
+    """
+    from rheoscope.report.generating import show
+
+    show(sys.stdin.read() if prompt == "-" else prompt, model, tokens, temperature, top_k or None, top_p, seed, device)
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
     try:
-        app()
+        app(asked(sys.argv[1:]))
     except Exception as error:
         # Imported late: the error lives beside torch, which `rheoscope --help` does not need.
         from rheoscope.shapes import RheoscopeError

@@ -178,6 +178,17 @@ def untouched(name: str, ids: Tensor, dtype: torch.dtype = torch.float32) -> Ten
     return fresh(input_ids=ids[None]).logits[0]
 
 
+@torch.no_grad()
+def stream(name: str, ids: Tensor) -> list[Tensor]:
+    """Hugging Face's own list of hidden states: the embedding, then the stream after each layer.
+
+    The last state has been through the final norm where there is one, and is left out then.
+    """
+    copied = copy.deepcopy(network(name))  # asked for its states, a model keeps hooks of its own for good
+    states = copied.base_model(input_ids=ids[None], output_hidden_states=True).hidden_states
+    return list(states if name in POST_NORM - {"opt_projected"} else states[:-1])
+
+
 def gap(a: Tensor, b: Tensor) -> float:
     """The largest difference."""
     assert a.shape == b.shape, (a.shape, b.shape)

@@ -6,9 +6,10 @@ import pytest
 import transformers as hf
 
 import rheoscope as rs
-from rheoscope.pretrained.certificate import closure_error, eager
+from rheoscope.pretrained.certificate import eager
 from rheoscope.pretrained.families import FAMILIES, RELEVANT, family_of
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.certificate import closure_error
 from tests.pretrained.cases import EVERY, GEMMA, GPT2, GROUPED, OPT, PLAIN, gap, network, randomised, rope, text
 
 

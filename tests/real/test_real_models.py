@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.pretrained.certificate import closure_error, eager
+from rheoscope.pretrained.certificate import eager
+from rheoscope.space.certificate import closure_error
 
 torch.set_num_threads(1)  # two threads on two shared cores wait for each other for minutes
 MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[3] / "shared" / "models"))

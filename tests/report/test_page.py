@@ -1,13 +1,7 @@
-"""One self-contained page: escaped, no address outside itself, written whole or not at all."""
+"""One self-contained page: escaped, no address outside itself."""
 
-from pathlib import Path
-
-import pytest
-
-from rheoscope.report.files import written
 from rheoscope.report.page import Cell, Page, png
 from rheoscope.report.style import new_figure
-from rheoscope.shapes import RheoscopeError
 
 
 def test_text_is_escaped_and_hover_texts_too() -> None:
@@ -24,28 +18,3 @@ def test_a_page_grows_by_values() -> None:
     assert short.parts == ()
     assert "data:image/png;base64," in longer.html()
     assert "http" not in longer.html()
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    target = tmp_path / "a.html"
-    target.write_text("old")
-
-    def fail(path: Path) -> None:
-        path.write_text("half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        written(target, fail)
-    assert target.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
-
-
-def test_written_says_whether_something_was_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "a.html"
-    assert written(target, lambda path: path.write_text("1")).startswith("wrote")
-    assert written(target, lambda path: path.write_text("2")).startswith("replaced")
-
-
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(RheoscopeError, match="is a directory"):
-        written(tmp_path, lambda path: path.write_text(""))

@@ -233,6 +233,6 @@ def test_half_precision_is_scored_in_float32() -> None:
 
 def test_a_head_goes_by_the_names_of_the_circuits_literature() -> None:
     block = layer()
-    head = Head(0, 1, block.M()[1], block.F()[1], block.mechanism)
+    head = Head(0, 1, block)
     assert head.W_QK is head.M
     assert head.W_OV is head.F

@@ -8,7 +8,7 @@ import torch
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
-from tests.pretrained.cases import EVERY, LENGTH, WITH_LOGITS, model, traced
+from tests.cases import EVERY, LENGTH, WITH_LOGITS, model, traced
 
 every = pytest.mark.parametrize("name", EVERY)
 

@@ -5,7 +5,8 @@ import torch
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Head
-from tests.pretrained.cases import BIDIRECTIONAL, EVERY, VOCABULARY, gap, model, network
+from tests.cases import EVERY, WITH_M, gap, model, network, ours, theirs
+from tests.pretrained.cases import VOCABULARY
 
 every = pytest.mark.parametrize("name", EVERY)
 
@@ -13,16 +14,17 @@ every = pytest.mark.parametrize("name", EVERY)
 @every
 def test_a_view_says_how_large_the_model_is(name: str) -> None:
     view, config = model(name).view, network(name).config
-    assert (view.layers, view.heads, view.width) == (config.num_hidden_layers, 4, 32)
+    depth = config.depth if name in ours.CASES else config.num_hidden_layers
+    assert (view.layers, view.heads, view.width) == (depth, 4, 32)
     assert view.embed.shape == (VOCABULARY, 32)
     assert len(view.mlps) == view.layers
-    if name in BIDIRECTIONAL:
+    if name in theirs.BIDIRECTIONAL:
         assert view.unembed is None
     else:
         assert view.unembed.shape == (32, VOCABULARY)
 
 
-@every
+@pytest.mark.parametrize("name", WITH_M)
 def test_a_head_is_one_of_its_layer(name: str) -> None:
     view = model(name).view
     head = view.head(1, 3)
@@ -40,15 +42,15 @@ def test_the_weights_are_the_models_own(name: str) -> None:
     """Views of the model's tensors, no copies: the parameters of the View cost nothing."""
     storages = {x.untyped_storage().data_ptr() for x in model(name).network.parameters()}
     for block in model(name).view.blocks:
-        for W in (block.W_Q, block.W_K, block.W_V, block.W_O):
+        branch = name in ours.CASES and ours.CASES[name].branch != 1  # folded into W_O
+        for W in (block.W_Q, block.W_K, block.W_V, *(() if branch else (block.W_O,))):
             assert W.untyped_storage().data_ptr() in storages
 
 
 @every
 def test_facts_say_what_the_model_is(name: str) -> None:
     facts = model(name).view.facts
-    config = network(name).config
-    assert facts["type"] == config.model_type
+    assert facts["type"] == ("rheoscope" if name in ours.CASES else network(name).config.model_type)
     assert facts["dtype"] == "float32"
     assert facts["device"] == "cpu"
     assert len(facts["weights"]) == 16

@@ -103,7 +103,7 @@ def check_parts(mechanism: "Mechanism", q: Tensor, k: Tensor, v: Tensor) -> None
     h, m, n = q.shape[1], q.shape[-2], k.shape[-2]
     mechanism.mask.fit(q.shape[0], h, m, n)
     mechanism.position.fit(q.shape[0], h, m, n, q.shape[-1])
-    if not tensors(mechanism):
+    if mechanism.is_dot_product or not tensors(mechanism):
         return
     exact = torch.promote_types(q.dtype, torch.float32)  # as the reference computes; cdist knows no bfloat16
     (i, j), q1, k1 = positions(1, n, q.device), q[:, :, -1:].to(exact), for_every_head(k[:, :, -1:].to(exact), h)

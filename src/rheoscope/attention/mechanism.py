@@ -57,9 +57,20 @@ class Mechanism:
     def domain(self) -> Domain:
         return self.normaliser.domain
 
+    @property
+    def is_dot_product(self) -> bool:
+        """Scaled dot products, softmax, bare values, no position: what every fused kernel computes by itself."""
+        return (
+            type(self.score) is Gram
+            and type(self.score.phi) is Identity
+            and type(self.normaliser) is Softmax
+            and type(self.value) is Identity
+            and self.position.nowhere
+        )
+
     def under(self, mask: Masked) -> "Mechanism":
         """The same mechanism, permitting only what `mask` permits too."""
-        return replace(self, mask=self.mask & as_mask(mask))
+        return self if mask is None else replace(self, mask=self.mask & as_mask(mask))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None, lowering: str | None = None) -> Tensor:
         """The outputs (b, h, m, e), by the fastest lowering that equals the reference, or by the one named."""

@@ -58,6 +58,11 @@ def scores(
     """
     import xarray as xr
 
+    if not all(heads.plain for heads in trace.view.blocks):
+        raise RheoscopeError(
+            "the scores of this model are no scaled dot products, so they have no such parts; "
+            "type trace.scores(layer, head) for the scores themselves"
+        )
     massive = trace.massive()
     kept = torch.ones(len(trace), dtype=torch.bool, device=trace.points.device)
     kept[[] if keep_massive else massive] = False

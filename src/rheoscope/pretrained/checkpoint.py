@@ -1,7 +1,6 @@
 """Getting a model from a hub name, a directory or an object: safetensors only, nothing half-loaded, one line when it fails."""
 
 import copy
-import hashlib
 import json
 import re
 import socket
@@ -16,6 +15,7 @@ from urllib.request import getproxies
 import torch
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.weights import check_safetensors, device_of, dtype_of, placed
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -25,6 +25,8 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
+TABLES = ("inv_freq",)
+"""Buffers that keep their dtype, as `from_pretrained` keeps it: rotary frequencies."""
 
 
 def opened(
@@ -107,9 +109,9 @@ def _network(
 
     family_of(config)
     kind = model_class(config)
-    wanted, place = _dtype(dtype, device), _device(device or "cpu")
+    wanted, place = dtype_of(dtype, device), device_of(device or "cpu")
     if untrained:
-        return placed(initial(kind, config), place, None if wanted == "auto" else wanted).eval()
+        return placed(initial(kind, config), place, None if wanted == "auto" else wanted, TABLES).eval()
     try:
         network, info = kind.from_pretrained(
             source, config=config, dtype=wanted, revision=revision, use_safetensors=True, trust_remote_code=False,
@@ -142,19 +144,9 @@ def taken(network: Any, device: str | None, dtype: str | None, untrained: bool) 
         raise RheoscopeError(
             f"load takes a transformers model, got {type(network).__name__}; type the one that from_pretrained gave"
         )
-    place = weight.device if device is None else _device(device)
-    wanted = weight.dtype if dtype is None else _dtype(dtype, device)
-    return placed(initial(type(network), config) if untrained else network, place, wanted).eval()
-
-
-def placed(network: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """The network on a device and in a dtype; rotary frequencies keep theirs, as `from_pretrained` keeps them."""
-    tables = {name: x for name, x in network.named_buffers() if name.endswith("inv_freq")}
-    network = network.to(device, dtype)
-    for name, x in tables.items():
-        module, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(module), leaf, x.to(device))
-    return network
+    place = weight.device if device is None else device_of(device)
+    wanted = weight.dtype if dtype is None else dtype_of(dtype, device)
+    return placed(initial(type(network), config) if untrained else network, place, wanted, TABLES).eval()
 
 
 def initial(kind: Any, config: Any) -> Any:
@@ -176,22 +168,6 @@ def model_class(config: Any) -> Any:
     return (transformers.MODEL_MAPPING if encoder else transformers.MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
 
 
-def check_weights(network: Any) -> None:
-    """Refuse weights that are not numbers, by name."""
-    for name, x in network.named_parameters():
-        if x.is_floating_point() and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
-            raise RheoscopeError(f"the weight {name} holds NaN or infinity; the checkpoint is broken: get it again")
-
-
-def fingerprint(network: Any) -> str:
-    """A hash of every weight (BLAKE2b, 16 hex digits): two models with the same one are the same model."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, x in sorted(network.state_dict().items()):
-        digest.update(f"{name}{tuple(x.shape)}{x.dtype}".encode())
-        digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
 def _tokenizer(source: str | Path, revision: str | None, here: bool) -> Any:
     from transformers import AutoTokenizer
 
@@ -204,29 +180,12 @@ def _tokenizer(source: str | Path, revision: str | None, here: bool) -> Any:
         return None
 
 
-def _dtype(dtype: str | None, device: str | None) -> Any:
-    """float32 on the CPU, the checkpoint's own on CUDA, or the one asked for."""
-    if dtype is None:
-        return torch.float32 if device in (None, "cpu") else "auto"
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-    if dtype not in known:
-        raise RheoscopeError(f"unknown dtype {dtype!r}; type one of {', '.join(known)}")
-    return known[dtype]
-
-
-def _device(device: str) -> torch.device:
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise RheoscopeError(f"there is no device {device!r} here; type device='cpu'") from error
-
-
 def _check_directory(directory: Path) -> None:
     if not (directory / "config.json").is_file():
         raise RheoscopeError(f"{directory} holds no config.json; type the directory that a model was saved to")
     if list(directory.glob("*.safetensors")):
         for file in directory.glob("*.safetensors"):
-            _check_safetensors(file)
+            check_safetensors(file)
         return
     pickled = [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]
     if pickled:
@@ -245,17 +204,6 @@ def _json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def _check_safetensors(file: Path) -> None:
-    """Header and length, without reading the tensors: a truncated file is refused before anything is built."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened_file:
-            opened_file.keys()
-    except (SafetensorError, OSError) as error:
-        raise RheoscopeError(f"{file} is truncated or corrupt ({error}); get it again") from error
 
 
 def _need_transformers() -> None:

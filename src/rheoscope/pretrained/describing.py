@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rheoscope.pretrained.checkpoint import check_weights, fingerprint
 from rheoscope.pretrained.families import family_of
 from rheoscope.pretrained.running import Pretrained
 from rheoscope.space.view import View
+from rheoscope.space.weights import check_weights, fingerprint
 
 
 def described(network: Any, tokenizer: Any, name: str) -> Pretrained:

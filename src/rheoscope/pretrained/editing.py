@@ -4,33 +4,24 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.pretrained import interface
-from rheoscope.pretrained.family.parts import Description
-from rheoscope.shapes import RheoscopeError
+from rheoscope.space.editing import Edits, by_layer
 from rheoscope.space.model import Edit
+from rheoscope.space.stream import Description
 
 KEY = "rheoscope-edited"
-Edits = dict[int, dict[int, Edit]]
 _now: ContextVar[tuple[str, Edits]] = ContextVar("edits of the running model")
 
 
 @contextmanager
 def editing(model: Any, said: Description, edit: Mapping[tuple[int, int], Edit]) -> Iterator[None]:
     """Inside, heads (layer, head) are computed by their edit; the model's implementation comes back on exit."""
-    edits: Edits = {}
-    for (layer, head), change in edit.items():
-        if not 0 <= layer < len(said.blocks) or not 0 <= head < said.blocks[layer].count:
-            raise RheoscopeError(
-                f"there is no head ({layer}, {head}); this model has layers 0 to {len(said.blocks) - 1} "
-                f"with heads 0 to {said.blocks[0].count - 1}"
-            )
-        edits.setdefault(id(said.attentions[layer]), {})[head] = partial(_asked, layer, head, change)
+    edits = {id(said.attentions[layer]): heads for layer, heads in by_layer(said.blocks, edit).items()}
     if not edits:
         yield
         return
@@ -43,18 +34,6 @@ def editing(model: Any, said: Description, edit: Mapping[tuple[int, int], Edit])
     finally:
         model.set_attn_implementation(original)
         _now.reset(token)
-
-
-def _asked(layer: int, head: int, change: Edit, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
-    """What the edit says, which must be an output of the head."""
-    out, wanted = change(q, k, v, mechanism), (*q.shape[:-1], v.shape[-1])
-    if not isinstance(out, Tensor) or out.shape != wanted:
-        came = f"a tensor {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise RheoscopeError(
-            f"the edit of head ({layer}, {head}) must return its output {wanted}, got {came}; "
-            "`return mechanism.attend(q, k, v)` changes nothing"
-        )
-    return out
 
 
 def _register() -> None:

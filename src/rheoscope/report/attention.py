@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.survey import Surveyed, cloud, survey
-from rheoscope.report.files import written
+from rheoscope.files import written
 from rheoscope.report.page import Cell, Page, png, save
 from rheoscope.shapes import RheoscopeError
 

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.report.files import written
+from rheoscope.files import written
 
 if TYPE_CHECKING:
     import xarray

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rheoscope.report.files import written
+from rheoscope.files import written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,14 +9,19 @@ for RMSNorm), R(delta) the model's own rotation. Moving a gain into the weights 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.attention.feature import Identity, Linear
 from rheoscope.attention.lower.statistics import weight_statistics
 from rheoscope.attention.mechanism import Mechanism, for_every_head, positions, scores
-from rheoscope.attention.position import Position
+from rheoscope.attention.normaliser.sink import Sink
+from rheoscope.attention.position import ALiBi, Buckets, Position
+from rheoscope.attention.score import Distance, Gram, Relation, SoftCap
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.operator import Factored
 
 Cloud = Float[Tensor, "n d"]
@@ -123,18 +128,29 @@ class Heads:
     def count(self) -> int:
         return len(self.W_Q)
 
+    @property
+    def plain(self) -> bool:
+        """Whether scores are scaled dot products of queries and keys, before a cap and a bias of position."""
+        score = self.mechanism.score.score if isinstance(self.mechanism.score, SoftCap) else self.mechanism.score
+        return isinstance(score, Gram) and isinstance(score.phi, Identity)
+
     def group(self, head: int) -> int:
         """The key/value head that a query head reads."""
         return head // (self.count // len(self.W_K))
 
     def M(self, raw: bool = False) -> Relevance:
-        """The QK circuit of every head (h, d, d); `raw` leaves the gains and centring of all norms out, as papers do."""
+        """The QK circuit of every head (h, d, d); `raw` leaves the gains and centring of all norms out, as papers do.
+
+        f(q_i, k_j) = x̂_i M x̂_jᵀ + terms of i alone + terms of j alone: a metric has an M too, its −|k|² is a term of j
+        alone. A score that is no such form (cosine, additive, …) has no M and is refused.
+        """
+        phi, psi = bilinear(self.mechanism)
         norm, q_norm, k_norm = (Norm(), None, None) if raw else (self.norm, self.q_norm, self.k_norm)
-        queries = norm.fold(_gained(self.W_Q, q_norm)) * self.scale
-        keys = norm.fold(_gained(self.W_K, k_norm))
+        queries = norm.fold(_through(_gained(self.W_Q, q_norm), phi)) * self.scale
+        keys = norm.fold(_through(_shared(_gained(self.W_K, k_norm), self.count), psi)).mT
         position = self.mechanism.position
         if not isinstance(position, Turned):
-            return Relevance(queries, _shared(keys, self.count).mT)
+            return Relevance(queries, keys)
         width, like = (
             self.W_Q.shape[-1],
             self.W_Q.new_empty(0, dtype=torch.promote_types(self.W_Q.dtype, torch.float32)),
@@ -142,12 +158,17 @@ class Heads:
         here = position.rotation(0, width, like).diagonal()  # 1, or YaRN's factor
         return Relevance(
             queries * here.to(queries.dtype),
-            _shared(keys, self.count).mT,
+            keys,
             lambda offset: position.rotation(offset, width, like) / here,
         )
 
     def F(self, raw: bool = False) -> Factored:
         """The OV circuit of every head (h, d, d), with the gain of a norm after attention folded in."""
+        if not isinstance(self.mechanism.value, Identity):
+            raise RheoscopeError(
+                f"this head maps its values by {type(self.mechanism.value).__name__} before it adds them up, so it has no F; "
+                "type trace.displacement(layer, head) for what it does"
+            )
         norm = Norm() if raw else self.norm
         W_O = (
             self.W_O
@@ -168,13 +189,13 @@ class Heads:
         """Scores of one head before the mask, with cap and position as the model has them."""
         q, k = (part.float() if part.dtype.itemsize < 4 else part for part in self.one(*self.read(x)[:2], head))
         i, j = positions(len(x), len(x), x.device)
-        mechanism = self._head_mechanism(head)
+        mechanism = of_head(self.mechanism, head)
         bare = Mechanism(mechanism.score, position=mechanism.position)
         return scores(bare, bare.position.place(q, i), bare.position.place(k, j), i, j)[0, 0]
 
     def weights(self, x: Cloud, head: int) -> Float[Tensor, "n n"]:
         """Attention weights of one head, in float32 or better."""
-        return self._head_mechanism(head).weights(*self.one(*self.read(x)[:2], head))[0, 0]
+        return of_head(self.mechanism, head).weights(*self.one(*self.read(x)[:2], head))[0, 0]
 
     def outputs(self, x: Cloud) -> Float[Tensor, "h n e"]:
         """sum_j alpha_ij v_j of every head, on the fastest exact lowering."""
@@ -207,13 +228,6 @@ class Heads:
         c = (total.square().mean(-1, keepdim=True) + self.after.eps).rsqrt()
         return c if self.after.gain is None else c * self.after.gain
 
-    def _head_mechanism(self, head: int) -> Mechanism:
-        """The mechanism of one head alone: a sink of every head becomes that head's sink."""
-        sink = getattr(self.mechanism.normaliser, "sink", None)
-        if not isinstance(sink, Tensor):
-            return self.mechanism
-        return replace(self.mechanism, normaliser=replace(self.mechanism.normaliser, sink=sink[head : head + 1]))  # type: ignore[call-arg]
-
 
 @dataclass(frozen=True, eq=False)
 class Head:
@@ -228,9 +242,19 @@ class Head:
 
     layer: int
     head: int
-    M: Relevance
-    F: Factored
-    mechanism: Mechanism
+    heads: Heads
+
+    @cached_property
+    def M(self) -> Relevance:
+        return self.heads.M()[self.head]
+
+    @cached_property
+    def F(self) -> Factored:
+        return self.heads.F()[self.head]
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return self.heads.mechanism
 
     @property
     def W_QK(self) -> Relevance:
@@ -239,6 +263,39 @@ class Head:
     @property
     def W_OV(self) -> Factored:
         return self.F
+
+
+def of_head(mechanism: Mechanism, head: int) -> Mechanism:
+    """The mechanism of one head alone: a sink, slopes or a table of every head become those of that head."""
+    normaliser, position, one = mechanism.normaliser, mechanism.position, slice(head, head + 1)
+    if isinstance(normaliser, Sink) and isinstance(normaliser.sink, Tensor):
+        normaliser = Sink(normaliser.sink[one])
+    if isinstance(position, ALiBi):
+        position = ALiBi(position.slopes[one])
+    elif isinstance(position, Buckets):
+        position = replace(position, table=position.table[:, one])
+    return replace(mechanism, normaliser=normaliser, position=position)
+
+
+def bilinear(mechanism: Mechanism) -> tuple[Identity | Linear, Identity | Linear]:
+    """phi and psi with f(q, k) = scale phi(q) psi(k)ᵀ + terms of q alone + terms of k alone; refused where none are."""
+    score = mechanism.score.score if isinstance(mechanism.score, SoftCap) else mechanism.score
+    phi = getattr(score, "phi", None)
+    psi = getattr(score, "psi", phi)
+    known = isinstance(score, Gram | Distance | Relation)
+    # Under RoPE a rotation stands between W and phi: the form then depends on both places, not on their offset alone.
+    maps = Identity if isinstance(mechanism.position, Turned) else Identity | Linear
+    if known and isinstance(phi, maps) and isinstance(psi, maps):
+        return phi, psi
+    what = type(score).__name__ + (f" of {type(phi).__name__}" if known else "")
+    raise RheoscopeError(
+        f"the score of this head ({what}) is no bilinear form of its tokens, so it has no M; "
+        "type trace.scores(layer, head) for its scores"
+    )
+
+
+def _through(W: Tensor, phi: Identity | Linear) -> Tensor:
+    return W if isinstance(phi, Identity) else W @ phi.W.to(W.dtype)
 
 
 def _turned_norm(left: Tensor, right: Tensor, turn: Tensor) -> Tensor:

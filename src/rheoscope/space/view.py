@@ -50,5 +50,4 @@ class View:
 
     def head(self, layer: int, head: int) -> Head:
         """One head; layers and heads count from 0."""
-        heads = self.heads_of(layer, head)
-        return Head(layer, head, heads.M()[head], heads.F()[head], heads.mechanism)
+        return Head(layer, head, self.heads_of(layer, head))

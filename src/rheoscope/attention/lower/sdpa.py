@@ -34,6 +34,14 @@ def offer(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
 def refuse(mechanism: Mechanism, q: Tensor, k: Tensor) -> str:
     if not isinstance(mechanism.normaliser, Softmax | Sink):
         return f"its normaliser is {type(mechanism.normaliser).__name__}, not softmax"
+    refusal = "" if mechanism.is_dot_product else refuse_score(mechanism, q, k)
+    if not refusal and not _flag(mechanism, q, k) and q.shape[-2] * k.shape[-2] > LARGEST_TABLE:
+        return f"the mask would be a table of {q.shape[-2]} x {k.shape[-2]} entries"
+    return refusal
+
+
+def refuse_score(mechanism: Mechanism, q: Tensor, k: Tensor) -> str:
+    """Why scores with their position are no dot product, as one token of every head shows."""
     i, _ = positions(1, k.shape[-2], q.device)  # the last token: a table of m < n rows has no row for the first
     form = mechanism.score.dot(q[:1, :, :1], for_every_head(k[:1, :, :1], q.shape[1]))
     if form is None:
@@ -42,8 +50,6 @@ def refuse(mechanism: Mechanism, q: Tensor, k: Tensor) -> str:
         return "a sink feels the score's row constant, which the dot product drops"
     if mechanism.position.bias(i, i) is not None and not _alibi_is_key_bias(mechanism):
         return "the position adds a bias of its own to every pair"
-    if not _flag(mechanism, q, k) and q.shape[-2] * k.shape[-2] > LARGEST_TABLE:
-        return f"the mask would be a table of {q.shape[-2]} x {k.shape[-2]} entries"
     return ""
 
 
@@ -72,12 +78,13 @@ def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def fold(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> tuple[DotForm, Tensor]:
     """Placed tokens as a dot product; in float32 unless nothing is computed before the kernel."""
-    i, j = positions(q.shape[-2], k.shape[-2], q.device)
     untouched = isinstance(mechanism.score, Gram) and isinstance(mechanism.score.phi, Identity)
     if not (untouched and mechanism.position.nowhere and isinstance(mechanism.normaliser, Softmax)):
         exact = torch.promote_types(q.dtype, torch.float32)
         q, k, v = q.to(exact), k.to(exact), v.to(exact)
-    q, k = mechanism.position.place(q, i), mechanism.position.place(k, j)
+    if not mechanism.position.nowhere:
+        i, j = positions(q.shape[-2], k.shape[-2], q.device)
+        q, k = mechanism.position.place(q, i), mechanism.position.place(k, j)
     form = mechanism.score.dot(q, for_every_head(k, q.shape[1]))
     assert form is not None, "offer() has seen a dot form"
     if isinstance(mechanism.position, ALiBi):

@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from rheoscope.pretrained.family.parts import Description, Tap, apart, post_norm_taps, softmax_attention
+from rheoscope.pretrained.family.parts import apart, softmax_attention
 from rheoscope.space.head import Heads, Norm
+from rheoscope.space.stream import Description, Tap, post_norm_taps
 
 KNOWN = frozenset({
     "num_attention_heads", "attention_probs_dropout_prob", "layer_norm_eps", "max_position_embeddings", "is_decoder",
@@ -25,7 +26,6 @@ def describe(model: Any) -> Description:
         ),
         blocks=tuple(heads(layer) for layer in layers),
         attentions=tuple(layer.attention.self for layer in layers),
-        writers=tuple(layer.attention.output.dense for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embed=inner.embeddings.word_embeddings,
         final_norm=Norm(),

@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from rheoscope.pretrained.family import llama
-from rheoscope.pretrained.family.parts import Description, apart, pre_norm_taps, rms_norm, softmax_attention, turned
+from rheoscope.pretrained.family.parts import apart, rms_norm, softmax_attention, turned
 from rheoscope.pretrained.family.qwen3 import normed
 from rheoscope.space.head import Heads, Norm
+from rheoscope.space.stream import Description, pre_norm_taps
 
 KNOWN = llama.KNOWN | {
     "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
@@ -22,8 +23,7 @@ def describe(model: Any) -> Description:
     layers = list(inner.layers)
     return replace(
         llama.decoder(model, heads),
-        layers=pre_norm_taps(layers, "pre_feedforward_layernorm"),
-        writers=tuple(layer.post_attention_layernorm for layer in layers),
+        layers=pre_norm_taps(layers, "pre_feedforward_layernorm", "post_attention_layernorm"),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         final_norm=one_plus(inner.norm),
     )

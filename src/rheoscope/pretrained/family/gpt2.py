@@ -6,16 +6,14 @@ from typing import Any
 from torch import Tensor
 
 from rheoscope.pretrained.family.parts import (
-    Description,
-    Tap,
     joined,
     layer_norm,
-    pre_norm_taps,
     softmax_attention,
     split,
     to_heads,
 )  # fmt: skip
 from rheoscope.space.head import Heads
+from rheoscope.space.stream import Description, Tap, pre_norm_taps
 
 KNOWN = frozenset({
     "n_head", "num_attention_heads", "attn_pdrop", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
@@ -28,10 +26,9 @@ def describe(model: Any) -> Description:
     blocks = list(inner.h)
     return Description(
         start=Tap("embed", blocks[0], "in"),
-        layers=pre_norm_taps(blocks, "ln_2"),
+        layers=pre_norm_taps(blocks, "ln_2", "attn"),
         blocks=tuple(heads(block, model.config.n_head) for block in blocks),
         attentions=tuple(block.attn for block in blocks),
-        writers=tuple(block.attn for block in blocks),
         mlps=tuple(partial(mlp, block) for block in blocks),
         embed=inner.wte,
         final_norm=layer_norm(inner.ln_f),

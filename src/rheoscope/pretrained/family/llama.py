@@ -7,15 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from rheoscope.pretrained.family.parts import (
-    Description,
-    Tap,
     apart,
-    pre_norm_taps,
     rms_norm,
     softmax_attention,
     turned,
 )  # fmt: skip
 from rheoscope.space.head import Heads
+from rheoscope.space.stream import Description, Tap, pre_norm_taps
 
 KNOWN = frozenset({
     "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "attention_dropout", "rope_parameters",
@@ -33,10 +31,9 @@ def decoder(model: Any, heads_of: Callable[[Any, Any, int], Heads]) -> Descripti
     layers = list(inner.layers)
     return Description(
         start=Tap("embed", layers[0], "in"),
-        layers=pre_norm_taps(layers, "post_attention_layernorm"),
+        layers=pre_norm_taps(layers, "post_attention_layernorm", "self_attn"),
         blocks=tuple(heads_of(layer, inner, i) for i, layer in enumerate(layers)),
         attentions=tuple(layer.self_attn for layer in layers),
-        writers=tuple(layer.self_attn for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embed=inner.embed_tokens,
         final_norm=rms_norm(inner.norm),

@@ -9,17 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from rheoscope.pretrained.family.parts import (
-    Description,
-    Tap,
     joined,
     layer_norm,
-    pre_norm_taps,
     softmax_attention,
     split,
     to_heads,
     turned,
 )  # fmt: skip
 from rheoscope.space.head import Heads
+from rheoscope.space.stream import Description, Tap, pre_norm_taps
 
 KNOWN = frozenset({
     "num_attention_heads", "attention_bias", "attention_dropout", "rope_parameters", "rotary_pct", "rotary_emb_base",
@@ -33,14 +31,12 @@ def describe(model: Any) -> Description:
     parallel = bool(model.config.use_parallel_residual)
     return Description(
         start=Tap("embed", layers[0], "in"),
-        layers=parallel_taps(layers) if parallel else pre_norm_taps(layers, "post_attention_layernorm"),
+        layers=parallel_taps(layers) if parallel else pre_norm_taps(layers, "post_attention_layernorm", "attention"),
         blocks=tuple(heads(layer, inner, model.config.num_attention_heads) for layer in layers),
         attentions=tuple(layer.attention for layer in layers),
-        writers=tuple(layer.attention for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embed=inner.embed_in,
         final_norm=layer_norm(inner.final_layer_norm),
-        parallel=parallel,
     )
 
 

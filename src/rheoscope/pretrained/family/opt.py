@@ -6,15 +6,12 @@ from typing import Any
 from torch import Tensor
 
 from rheoscope.pretrained.family.parts import (
-    Description,
-    Tap,
     apart,
     layer_norm,
-    post_norm_taps,
-    pre_norm_taps,
     softmax_attention,
 )  # fmt: skip
 from rheoscope.space.head import Heads, Norm
+from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
 
 KNOWN = frozenset({
     "num_attention_heads", "attention_dropout", "do_layer_norm_before", "layer_norm_elementwise_affine", "enable_bias",
@@ -30,10 +27,9 @@ def describe(model: Any) -> Description:
     )
     return Description(
         start=Tap("embed", layers[0], "in"),
-        layers=pre_norm_taps(layers, "final_layer_norm") if model.config.do_layer_norm_before else after,
+        layers=pre_norm_taps(layers, "final_layer_norm", "self_attn") if model.config.do_layer_norm_before else after,
         blocks=tuple(heads(layer) for layer in layers),
         attentions=tuple(layer.self_attn for layer in layers),
-        writers=tuple(layer.self_attn for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embed=inner.embed_tokens,
         final_norm=layer_norm(inner.final_layer_norm),

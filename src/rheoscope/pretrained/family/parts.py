@@ -1,54 +1,16 @@
-"""What the descriptions of families are made of: taps on the stream, and weights as heads."""
+"""What the descriptions of families are made of: weights as heads, norms and positions as the space knows them."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from rheoscope.attention.mask import Causal, Mask, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Position
 from rheoscope.attention.score import Gram
-from rheoscope.space.head import Heads, Norm, Turned
-
-
-@dataclass(frozen=True)
-class Tap:
-    """Where a step of the stream can be seen: the first input or the output of a module.
-
-    `added`: what is seen is a displacement, to be added to the step before (the attention of a parallel block).
-    """
-
-    label: str
-    module: nn.Module
-    side: Literal["in", "out"]
-    added: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Description:
-    """All that Rheoscope has to know of one model: five hook points and where the weights are.
-
-    `layers[l]` are the taps of layer l in the order of the stream; `blocks`, `mlps` its operators; `attentions` the
-    modules that call the attention interface; `writers` the modules whose output is what attention adds to the stream.
-    `into` and `out_of` map embeddings into E and E back to what the unembedding reads, where their widths differ.
-    """
-
-    start: Tap
-    layers: tuple[tuple[Tap, ...], ...]
-    blocks: tuple[Heads, ...]
-    attentions: tuple[nn.Module, ...]
-    writers: tuple[nn.Module, ...]
-    mlps: tuple[Callable[[Tensor], Tensor], ...]
-    embed: nn.Embedding
-    final_norm: Norm
-    parallel: bool = False
-    encoder: bool = False
-    into: Float[Tensor, "w d"] | None = None
-    out_of: Float[Tensor, "d w"] | None = None
+from rheoscope.space.head import Norm, Turned
 
 
 def split(linear: Any, heads: int) -> tuple[Float[Tensor, "h d k"], Float[Tensor, "h k"] | None]:
@@ -112,21 +74,3 @@ def apart(q: Any, k: Any, v: Any, o: Any, width: int) -> dict[str, Any]:
     return {
         "W_Q": W_Q, "W_K": W_K, "W_V": W_V, "W_O": W_O, "b_Q": b_Q, "b_K": b_K, "b_V": b_V, "b_O": b_O, "project": project,
     }  # fmt: skip
-
-
-def pre_norm_taps(layers: list[Any], middle: str) -> tuple[tuple[Tap, ...], ...]:
-    """Half-layers of a pre-norm block: `middle` names the norm that reads the point after attention."""
-    return tuple(
-        (Tap(f"L{i}.resid_mid", getattr(layer, middle), "in"), Tap(f"L{i}.resid_post", layer, "out"))
-        for i, layer in enumerate(layers)
-    )
-
-
-def post_norm_taps(layer: int, block: Any, attention_norm: Any, mlp_norm: Any) -> tuple[Tap, ...]:
-    """Half-layers of a post-norm block: each sum, and what its norm makes of it."""
-    return (
-        Tap(f"L{layer}.attn_sum", attention_norm, "in"),
-        Tap(f"L{layer}.resid_mid", attention_norm, "out"),
-        Tap(f"L{layer}.mlp_sum", mlp_norm, "in"),
-        Tap(f"L{layer}.resid_post", block, "out"),
-    )

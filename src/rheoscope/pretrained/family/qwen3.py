@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from rheoscope.pretrained.family import llama
-from rheoscope.pretrained.family.parts import Description, rms_norm
+from rheoscope.pretrained.family.parts import rms_norm
 from rheoscope.space.head import Heads
+from rheoscope.space.stream import Description
 
 KNOWN = llama.KNOWN
 

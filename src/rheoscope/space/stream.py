@@ -1,17 +1,76 @@
-"""Watching the stream of a model that runs, and changing it: plain hooks, taken away on exit."""
+"""The stream of a model that runs: where it can be seen, watching it and changing it by plain hooks, taken away on exit."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rheoscope.pretrained.family.parts import Description, Tap
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Heads, Norm
 from rheoscope.space.model import Hook
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where a step of the stream can be seen: the first input or the output of a module.
+
+    `added`: what is seen is a displacement, to be added to the step before (the attention of a parallel block).
+    `writer`: the point is a sum that no module holds alone, the step before plus `share` times the output of `writer`.
+    """
+
+    label: str
+    module: nn.Module
+    side: Literal["in", "out"]
+    added: bool = False
+    writer: nn.Module | None = None
+    share: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """All that Rheoscope has to know of one model: five hook points and where the weights are.
+
+    `layers[l]` are the taps of layer l in the order of the stream; `blocks`, `mlps` its operators; `attentions` the
+    modules that compute attention.
+    `into` and `out_of` map embeddings into E and E back to what the unembedding reads, where their widths differ.
+    """
+
+    start: Tap
+    layers: tuple[tuple[Tap, ...], ...]
+    blocks: tuple[Heads, ...]
+    attentions: tuple[nn.Module, ...]
+    mlps: tuple[Callable[[Tensor], Tensor], ...]
+    embed: nn.Embedding
+    final_norm: Norm
+    encoder: bool = False
+    into: Float[Tensor, "w d"] | None = None
+    out_of: Float[Tensor, "d w"] | None = None
+
+
+def pre_norm_taps(layers: Sequence[Any], middle: str, writer: str, share: float = 1.0) -> tuple[tuple[Tap, ...], ...]:
+    """Half-layers of pre-norm blocks: `middle` names the norm that reads the point after attention, `writer` what adds."""
+    return tuple(
+        (
+            Tap(f"L{i}.resid_mid", getattr(layer, middle), "in", writer=getattr(layer, writer), share=share),
+            Tap(f"L{i}.resid_post", layer, "out"),
+        )
+        for i, layer in enumerate(layers)
+    )
+
+
+def post_norm_taps(layer: int, block: Any, attention_norm: Any, mlp_norm: Any) -> tuple[Tap, ...]:
+    """Half-layers of a post-norm block: each sum, and what its norm makes of it."""
+    return (
+        Tap(f"L{layer}.attn_sum", attention_norm, "in"),
+        Tap(f"L{layer}.resid_mid", attention_norm, "out"),
+        Tap(f"L{layer}.mlp_sum", mlp_norm, "in"),
+        Tap(f"L{layer}.resid_post", block, "out"),
+    )
 
 
 def taps(said: Description) -> list[Tap]:
@@ -42,9 +101,9 @@ def changing(said: Description, hooks: Mapping[str, Hook]) -> Iterator[None]:
         if label not in labels:
             raise RheoscopeError(f"there is no step {label!r}; type one of {', '.join(labels[:3])}, …, {labels[-1]}")
     with ExitStack() as stack:
-        for tap in taps(said):
+        for before, tap in zip([said.start, *taps(said)], taps(said), strict=False):
             if tap.label in hooks:
-                stack.enter_context(_changed(said, tap, partial(_asked, tap.label, hooks[tap.label])))
+                stack.enter_context(_changed(before, tap, partial(_asked, tap.label, hooks[tap.label])))
         yield
 
 
@@ -69,15 +128,15 @@ def _see_before(see: Callable[[Tensor], None], module: nn.Module, args: Any, kwa
     see(args[0] if args else kwargs["hidden_states"])
 
 
-def _changed(said: Description, tap: Tap, hook: Hook) -> Any:
+def _changed(before: Tap, tap: Tap, hook: Hook) -> Any:
     if tap.added:
         raise RheoscopeError(
             f"{tap.label} is no point that a parallel block reads; change L….resid_post or the step before"
         )
+    if tap.writer is not None:
+        return _changed_sum(before, tap.writer, tap.share, hook)
     if tap.side == "out":
         return _removed(tap.module.register_forward_hook(lambda module, args, out: _with_first(out, hook(_first(out)))))
-    if tap.label.endswith("resid_mid"):
-        return _changed_middle(said, int(tap.label[1:].split(".")[0]), hook)
     return _removed(tap.module.register_forward_pre_hook(partial(_change_before, hook), with_kwargs=True))
 
 
@@ -88,21 +147,20 @@ def _change_before(hook: Hook, module: nn.Module, args: Any, kwargs: dict[str, A
 
 
 @contextmanager
-def _changed_middle(said: Description, layer: int, hook: Hook) -> Iterator[None]:
-    """The point after attention is a sum that no module holds: change what attention adds, so that the sum is hook(sum)."""
+def _changed_sum(before: Tap, writer: nn.Module, share: float, hook: Hook) -> Iterator[None]:
+    """A sum that no module holds (the point after attention): change what is added, so that the sum is hook(sum)."""
     read: list[Tensor] = []
-    entry = said.layers[layer - 1][-1] if layer else said.start
-    write = partial(_write_middle, read, hook)
-    with _looking(entry, read.append), _removed(said.writers[layer].register_forward_hook(write)):
+    write = partial(_write_sum, read, share, hook)
+    with _looking(before, read.append), _removed(writer.register_forward_hook(write)):
         yield
 
 
-def _write_middle(read: list[Tensor], hook: Hook, module: nn.Module, args: Any, out: Any) -> Any:
-    x, added = read.pop(), _first(out)
+def _write_sum(read: list[Tensor], share: float, hook: Hook, module: nn.Module, args: Any, out: Any) -> Any:
+    x, added = read.pop(), share * _first(out)
     middle = x + added
     wanted = hook(middle)
     untouched = wanted is middle and torch.equal(middle, x + added)  # a hook may work in place
-    return out if untouched else _with_first(out, wanted - x)
+    return out if untouched else _with_first(out, (wanted - x) / share)
 
 
 @contextmanager

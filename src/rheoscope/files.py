@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rheoscope.shapes import RheoscopeError
@@ -18,18 +19,26 @@ def written(path: Path, write: Callable[[Path], object]) -> str:
     """
     if path.is_dir():
         raise RheoscopeError(f"{path} is a directory, expected a file name; type {path / 'report.html'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
-        handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
-    except OSError as error:
-        raise RheoscopeError(f"cannot write {path}: {error.strerror}; type another directory with --out") from error
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            existed = path.exists()
+            temporary = stack.enter_context(whole(path))
+        except OSError as error:
+            raise RheoscopeError(f"cannot write {path}: {error.strerror}; type another directory with --out") from error
+        write(temporary)
+    return f"{'replaced' if existed else 'wrote'} {path}"
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary name to write to, beside `path`; it takes the place of `path` when everything went well."""
+    handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
-        write(temporary)
+        yield temporary
         temporary.chmod(0o644)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return f"{'replaced' if existed else 'wrote'} {path}"

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rheoscope.pretrained.stream import changing, taps, watching
 from rheoscope.shapes import RheoscopeError
-from tests.pretrained.cases import KINDS, LENGTH, PARALLEL, POST_NORM, distance, gap, model, text, traced
+from rheoscope.space.stream import changing, taps, watching
+from tests.cases import KINDS, LENGTH, PARALLEL, POST_NORM, distance, gap, model, text, traced
 
 with_logits = pytest.mark.parametrize("name", KINDS)
 
@@ -25,7 +25,7 @@ def watched(name: str, hooks: dict[str, Callable[[Tensor], Tensor]]) -> Tensor:
     of = model(name)
     points = torch.empty(len(taps(of.said)), 1, LENGTH, of.view.width)
     with changing(of.said, hooks), watching(of.said, points), torch.no_grad():
-        of.network(input_ids=text()[None])
+        of.call(text()[None], None)
     return points[:, 0]
 
 

@@ -1,0 +1,91 @@
+"""A training step of a 124M decoder on a GPU: model-FLOP utilisation, beside nanoGPT's model at the same shape.
+
+    python benchmarks/training_cuda.py --nanogpt PATH/TO/nanoGPT/model.py [--batch 32]
+
+Both: GPT-2's shape, 1024 tokens, bfloat16 autocast, torch.compile, fused AdamW, no dropout, the same random tokens; steps
+interleaved in one process. FLOPs of a step: 6 parameters tokens + 12 layers tokens² width / 2 (causal), as in `rs.transformer_cost`.
+"""
+
+import argparse
+import importlib.util
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import interleaved, keep, ratio
+
+from rheoscope.models.optimiser import optimisers
+from rheoscope.models.recipes import gpt2
+from rheoscope.models.task import Objective, Prose
+from rheoscope.models.transformer import build, parameter_count
+
+PEAK = 989e12
+"""bfloat16, dense, as the data sheet of the H100 and H200 has it."""
+
+
+def ours(recipe: Any) -> Any:
+    model = build(recipe.config).cuda().train()
+    (adamw,), objective = optimisers(model, recipe), Objective(model, Prose(None), 0.0)
+    objective.compile()
+    return stepper(lambda x, y: objective(x, y) / y.numel(), model, adamw), parameter_count(model)
+
+
+def nanogpt(recipe: Any, file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("nanogpt_model", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = recipe.config
+    shape = {"n_layer": config.depth, "n_head": config.heads, "n_embd": config.width, "vocab_size": config.vocabulary}
+    model = module.GPT(module.GPTConfig(**shape, block_size=config.context, dropout=0.0, bias=False)).cuda().train()
+    compiled = torch.compile(model)
+    adamw = model.configure_optimizers(recipe.weight_decay, recipe.rate, recipe.betas, "cuda")
+    return stepper(lambda x, y: compiled(x, y)[1], model, adamw)
+
+
+def stepper(loss: Any, model: torch.nn.Module, adamw: torch.optim.Optimizer) -> Any:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            now = loss(x, y)
+        now.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adamw.step()
+        adamw.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nanogpt", type=Path)
+    parser.add_argument("--batch", type=int, default=32)
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    recipe, (x, y) = gpt2(), torch.randint(0, 50257, (2, options.batch, 1024), device="cuda").unbind()
+    step, parameters = ours(recipe)
+    methods = {"rheoscope": lambda: step(x, y)}
+    if options.nanogpt:
+        peer = nanogpt(recipe, options.nanogpt)
+        methods["nanoGPT"] = lambda: peer(x, y)
+    seconds = interleaved(methods, rounds=25, warm=5)
+    config, tokens = recipe.config, options.batch * 1024
+    flops = 6 * parameters * tokens + 6 * config.depth * tokens * 1024 * config.width
+    rows = []
+    for name, times in seconds.items():
+        middle = statistics.median(times)
+        rows.append(
+            {"name": name, "ms": 1000 * middle, "MFU": flops / middle / PEAK, "tokens per second": tokens / middle}
+        )
+        print(
+            f"{name:12s} {1000 * middle:7.1f} ms a step   {100 * flops / middle / PEAK:5.1f} % MFU   {tokens / middle:9.0f} tokens/s"
+        )
+    if options.nanogpt:
+        speed, noise = ratio(seconds, "rheoscope", "nanoGPT")
+        print(f"speed of rheoscope over nanoGPT: {speed:.3f} +- {noise:.3f}")
+        rows.append({"name": "rheoscope over nanoGPT", "speed": speed, "noise": noise})
+    print("stored", keep("training_cuda", rows))
+
+
+if __name__ == "__main__":
+    main()

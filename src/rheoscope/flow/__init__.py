@@ -1,0 +1,1 @@
+"""How the cloud of tokens flows through the layers."""

@@ -1,0 +1,107 @@
+"""All that determines a Transformer, as one frozen value that JSON can hold."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rheoscope.shapes import RheoscopeError
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "form": ("decoder", "encoder", "encoder-decoder"),
+    "position": ("rotary", "learned", "sinusoidal", "alibi", "buckets", "none"),
+    "norm": ("rms", "layer", "none"),
+    "placement": ("pre", "post"),
+    "ffn": ("swiglu", "gelu", "relu"),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A Transformer in numbers and names; `recipes.py` has the ones worth training.
+
+    `kv_heads` groups heads (grouped queries), `hidden` is the width inside the FFN, `context` the longest text,
+    `mechanism` and `options` a row of the zoo, `branch` a factor on everything a block adds (the depth scaling of shaped
+    attention), `scaled_embedding` multiplies embeddings by √width (2017).
+
+    >>> Config(vocabulary=256, width=64, heads=4).head_width
+    16
+    """
+
+    vocabulary: int
+    width: int = 256
+    depth: int = 6
+    heads: int = 4
+    kv_heads: int = 0
+    head_width: int = 0
+    hidden: int = 0
+    context: int = 512
+    form: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
+    mechanism: str = "scaled_dot"
+    options: dict[str, Any] = field(default_factory=dict)
+    position: Literal["rotary", "learned", "sinusoidal", "alibi", "buckets", "none"] = "rotary"
+    norm: Literal["rms", "layer", "none"] = "rms"
+    placement: Literal["pre", "post"] = "pre"
+    ffn: Literal["swiglu", "gelu", "relu"] = "swiglu"
+    bias: bool = False
+    tied: bool = True
+    scaled_embedding: bool = False
+    branch: float = 1.0
+    dropout: float = 0.0
+    eps: float = 1e-5
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        filled = {
+            "kv_heads": self.kv_heads or self.heads,
+            "head_width": self.head_width or self.width // max(self.heads, 1),
+            "hidden": self.hidden or usual_hidden(self.width, self.ffn),
+        }
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        for name in ("vocabulary", "width", "depth", "heads", "kv_heads", "head_width", "hidden", "context"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise RheoscopeError(f"{name} must be a whole number of 1 or more, got {value!r}; type {name}=4")
+        if self.heads % self.kv_heads:
+            raise RheoscopeError(
+                f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}; type kv_heads={self.heads}"
+            )
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise RheoscopeError(f"unknown {name} {getattr(self, name)!r}; type one of {', '.join(known)}")
+        if self.position == "rotary" and self.head_width % 2:
+            raise RheoscopeError(f"rotary turns pairs: an even head_width, got {self.head_width}; type another width")
+        if not 0 <= self.dropout < 1:
+            raise RheoscopeError(f"dropout is a share below 1, got {self.dropout!r}; type dropout=0.1")
+
+    def save(self, file: Path) -> None:
+        """As config.json, with the words that tell Rheoscope's own checkpoints from others."""
+        file.write_text(json.dumps({"model_type": "rheoscope", **asdict(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def of(told: dict[str, Any]) -> "Config":
+        """From what config.json holds; an unknown field is refused by name."""
+        known = {one.name for one in fields(Config)}
+        strange = sorted(set(told) - known - {"model_type"})
+        if strange or "vocabulary" not in told:
+            what = f"the unknown field {strange[0]!r}" if strange else "no vocabulary"
+            raise RheoscopeError(f"this config has {what}; it was written by another version, or by hand: train again")
+        return Config(**{name: value for name, value in told.items() if name in known})
+
+    def but(self, **changes: Any) -> "Config":
+        """The same with some fields changed; widths that follow from others are worked out anew unless given."""
+        following = {"kv_heads": {"heads"}, "head_width": {"width", "heads"}, "hidden": {"width", "ffn"}}
+        fresh = {name: 0 for name, causes in following.items() if causes & set(changes) and name not in changes}
+        return replace(self, **(fresh | changes))
+
+
+def usual_hidden(width: int, ffn: str) -> int:
+    """4 widths; a gated FFN has a third matrix, so two thirds of that, in steps of 64 (of 8 for small widths)."""
+    if ffn != "swiglu":
+        return 4 * width
+    step = 64 if width >= 192 else 8
+    return -(-8 * width // 3 // step) * step

@@ -1,0 +1,342 @@
+"""Text out of a model, one token after another.
+
+    p(next) = softmax( filter( logits / temperature ) )
+
+A decoder continues (`generate`, or `stream` token by token), an encoder-decoder translates (`translate`). Both keep keys
+and values of what they have read (`Cache`), so a token costs one row through the model.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor, nn
+
+from rheoscope.attention.zoo import ZOO
+from rheoscope.models.cache import Cache
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Ids, Transformer, Translator
+from rheoscope.shapes import RheoscopeError
+
+Logits = Float[Tensor, "b v"]
+Next = Int[Tensor, " b"]
+
+
+def generate(
+    model: Transformer,
+    ids: Ids,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    cached: bool = True,
+    stop: int | None = None,
+) -> Int[Tensor, "b longer"]:
+    """The texts `ids` with up to `tokens` more tokens each.
+
+    **Formula** the next token is drawn from softmax(logits / temperature) over what `top_k` and `top_p` leave; at
+    temperature 0 it is the likeliest one.
+
+    **Shapes** ids (b, n), prompts of one length; gives (b, n + t) with t ≤ tokens. A text that has said `stop` repeats it
+    until all have; t is smaller than `tokens` where all have said it.
+
+    **Laws** the same seed gives the same text; cached or not, the same logits. `cached=False` reads the whole text again
+    for every token; a mechanism that is defined for square attention alone (`shaped`) is always read so.
+
+    **Siblings** `stream` yields the same tokens one by one; `translate` for encoder-decoders.
+
+    >>> import torch
+    >>> from rheoscope.models.config import Config
+    >>> model = Transformer(Config(vocabulary=9, width=8, depth=1, heads=2))
+    >>> generate(model, torch.tensor([[1, 2]]), tokens=3).shape
+    torch.Size([1, 5])
+    """
+    new = list(stream(model, ids, tokens, temperature, top_k, top_p, seed, cached, stop))
+    return torch.cat([ids, torch.stack(new, 1)], 1) if new else ids
+
+
+def stream(
+    model: Transformer,
+    ids: Ids,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    cached: bool = True,
+    stop: int | None = None,
+) -> Iterator[Next]:
+    """The tokens of `generate` as they come: (b,) at a time.
+
+    >>> import torch
+    >>> from rheoscope.models.config import Config
+    >>> model = Transformer(Config(vocabulary=9, width=8, depth=1, heads=2))
+    >>> sum(1 for token in stream(model, torch.tensor([[1, 2]]), tokens=3))
+    3
+    """
+    check_prompt(model.config, ids, tokens)
+    check_sampling(temperature, top_k, top_p)
+    draw = Generator(ids.device).manual_seed(seed)
+    said = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    with at_rest(model):
+        text = Continued(model, ids, tokens, cached)
+        for left in range(tokens, 0, -1):
+            token = choose(text.logits, temperature, top_k, top_p, draw)
+            if stop is not None:
+                token = token.masked_fill(said, stop)
+                said = token == stop
+            yield token
+            if left == 1 or (stop is not None and bool(said.all())):
+                return
+            text.add(token)
+
+
+class Continued:
+    """Texts that grow by a token, with the logits of the next one."""
+
+    def __init__(self, model: Transformer, ids: Ids, tokens: int, cached: bool) -> None:
+        self.model, self.ids, config = model, ids, model.config
+        square = ZOO[config.mechanism].domain.square
+        self.cache = Cache(config.depth, ids.shape[1] + tokens) if cached and not square else None
+        self.logits = self._read(ids)
+
+    def add(self, token: Next) -> None:
+        if self.cache is None:
+            self.ids = torch.cat([self.ids, token[:, None]], 1)
+        self.logits = self._read(self.ids if self.cache is None else token[:, None])
+
+    @torch.no_grad()  # here, not on `stream`: between tokens the caller keeps its gradients
+    def _read(self, ids: Ids) -> Logits:
+        return self.model.unembed(self.model.stack(ids, None, self.cache)[:, -1])
+
+
+def choose(logits: Logits, temperature: float, top_k: int | None, top_p: float | None, draw: Generator) -> Next:
+    """The next token of every text.
+
+    >>> choose(torch.tensor([[0.0, 2.0, 1.0]]), 0.0, None, None, Generator())
+    tensor([1])
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.float() / temperature
+    if top_k is not None:
+        logits = among_best(logits, top_k)
+    if top_p is not None:
+        logits = within_nucleus(logits, top_p)
+    return torch.multinomial(logits.softmax(-1), 1, generator=draw)[:, 0]
+
+
+def among_best(logits: Logits, k: int) -> Logits:
+    """The k largest logits of every row, the others at -inf (arXiv:1805.04833); equals of the last one stay too.
+
+    >>> among_best(torch.tensor([[0.0, 2.0, 1.0]]), 2)
+    tensor([[-inf, 2., 1.]])
+    """
+    least = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
+    return logits.masked_fill(logits < least, -torch.inf)
+
+
+def within_nucleus(logits: Logits, p: float) -> Logits:
+    """The smallest set of likeliest tokens that together have probability p or more (arXiv:1904.09751), others at -inf.
+
+    >>> within_nucleus(torch.tensor([[0.2, 0.5, 0.3]]).log(), 0.7).exp()
+    tensor([[0.0000, 0.5000, 0.3000]])
+    """
+    ordered, at = logits.sort(descending=True, stable=True)
+    chances = ordered.softmax(-1)
+    before = chances.cumsum(-1) - chances
+    return torch.empty_like(logits).scatter(-1, at, ordered.masked_fill(before >= p, -torch.inf))
+
+
+@torch.no_grad()
+def translate(
+    model: Translator,
+    source: Ids,
+    start: int,
+    end: int,
+    longest: int,
+    beam: int = 1,
+    real: Bool[Tensor, "b s"] | None = None,
+    favour: float = 0.6,
+) -> Int[Tensor, "b t"]:
+    """The target of every source: tokens after `start`, up to `end`; shorter ones are filled up with `end`.
+
+    **Formula** `beam=1` takes the likeliest token each time. A beam keeps that many unfinished targets and returns the
+    finished one of the largest log p(target) / ((5 + length) / 6)^favour (arXiv:1609.08144; 1706.03762 takes beam 4 and
+    favour .6), length counted with `end`; where none has finished within `longest` tokens, the likeliest unfinished.
+
+    **Shapes** source (b, s) with `real` (b, s), False for padding; gives (b, t), t ≤ longest.
+
+    **Laws** padding changes nothing; a beam that holds every target finds the best of all.
+
+    >>> import torch
+    >>> from rheoscope.models.config import Config
+    >>> model = Translator(Config(vocabulary=9, width=8, depth=1, heads=2, form="encoder-decoder"))
+    >>> translate(model, torch.tensor([[5, 6, 7]]), start=1, end=2, longest=4, beam=3).shape[1] <= 4
+    True
+    """
+    check_translation(model.config, source, start, end, longest, beam)
+    with at_rest(model):
+        target = Target(model, source, real, longest)
+        first = target.read(torch.full((len(source), 1), start, device=source.device))
+        return greedy(target, first, end) if beam == 1 else Beam(target, first, end, beam, favour).search()
+
+
+class Target:
+    """Targets that grow by a token; the sources are read once, their keys and values kept."""
+
+    def __init__(self, model: Translator, source: Ids, real: Bool[Tensor, "b s"] | None, longest: int) -> None:
+        self.model, self.longest = model, longest
+        self.memory, self.real = model.encoder(source, real), real
+        self.cache = Cache(model.config.depth, longest)
+
+    def read(self, last: Int[Tensor, "r 1"]) -> Float[Tensor, "r v"]:
+        """log p(next) of every target, after the token that came last."""
+        points = self.model.decoder(last, None, self.cache, self.memory, self.real)
+        return self.model.unembed(points[:, -1]).float().log_softmax(-1)
+
+    def spread(self, times: int) -> None:
+        """Every source serves `times` targets."""
+        self.cache.spread(times)
+        self.memory = self.memory.repeat_interleave(times, 0)
+        self.real = None if self.real is None else self.real.repeat_interleave(times, 0)
+
+
+def greedy(target: Target, chances: Float[Tensor, "b v"], end: int) -> Int[Tensor, "b t"]:
+    """The likeliest token each time; a finished target repeats `end` until all have."""
+    done = torch.zeros(len(chances), dtype=torch.bool, device=chances.device)
+    ids: list[Tensor] = []
+    while len(ids) < target.longest:
+        if ids:
+            chances = target.read(ids[-1][:, None])
+        ids.append(chances.argmax(-1).masked_fill(done, end))
+        done = ids[-1] == end
+        if bool(done.all()):
+            break
+    return torch.stack(ids, 1)
+
+
+class Beam:
+    """The search of `translate`: for every source, `size` targets that still grow and the best one that has ended."""
+
+    def __init__(self, target: Target, first: Float[Tensor, "b v"], end: int, size: int, favour: float) -> None:
+        self.target, self.end, self.size, self.favour = target, end, size, favour
+        target.spread(size)
+        self.chances = first.repeat_interleave(size, 0)
+        b = len(first)
+        self.ids = torch.full((b, size, target.longest), end, device=first.device)
+        self.scores = first.new_full((b, size), -torch.inf)
+        self.scores[:, 0] = 0.0  # all start alike: one of them is enough
+        self.best, self.best_score = self.ids[:, 0].clone(), first.new_full((b,), -torch.inf)
+
+    def search(self) -> Int[Tensor, "b t"]:
+        for length in range(1, self.target.longest + 1):
+            rows = self._grow(length)
+            if length == self.target.longest or self._settled():
+                break
+            self.target.cache.take(rows)
+            self.chances = self.target.read(self.ids[:, :, length - 1].reshape(-1, 1))
+        unfinished = self.best_score == -torch.inf
+        found = torch.where(unfinished[:, None], self.ids[:, 0], self.best)
+        return found[:, : length if bool(unfinished.any()) else int((found != self.end).sum(-1).max()) + 1]
+
+    def _grow(self, length: int) -> Int[Tensor, " rows"]:
+        """One more token: those that end compete for the best, the likeliest others grow on. The rows they come from."""
+        b, size, vocabulary = *self.scores.shape, self.chances.shape[-1]
+        total = self.scores[..., None] + self.chances.unflatten(0, (b, size))
+        self._finish(total[..., self.end], length)
+        total[..., self.end] = -torch.inf
+        self.scores, at = total.flatten(1).topk(size)
+        rows, tokens = at // vocabulary, at % vocabulary
+        self.ids = self.ids.gather(1, rows[..., None].expand_as(self.ids))
+        self.ids[:, :, length - 1] = tokens
+        return (rows + size * torch.arange(b, device=rows.device)[:, None]).flatten()
+
+    def _finish(self, ended: Float[Tensor, "b size"], length: int) -> None:
+        score, row = (ended / self._norm(length)).max(-1)
+        better = score > self.best_score
+        # Past its last token a target holds `end` already.
+        ids = self.ids.gather(1, row[:, None, None].expand(-1, 1, self.ids.shape[-1]))[:, 0]
+        self.best = torch.where(better[:, None], ids, self.best)
+        self.best_score = torch.where(better, score, self.best_score)
+
+    def _settled(self) -> bool:
+        """Whether nothing that still grows can win: log p only falls, and is divided by at most the longest's norm."""
+        bound = self.scores[:, 0] / self._norm(self.target.longest)
+        return bool((self.best_score >= bound).all())
+
+    def _norm(self, length: int) -> float:
+        return ((5 + length) / 6) ** self.favour
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and back as it was."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def check_prompt(config: Config, ids: Ids, tokens: int) -> None:
+    """Refuse what cannot be continued: another form, ids that are none, a text longer than the model reads."""
+    if config.form != "decoder":
+        what = "translate(model, source, …)" if config.form == "encoder-decoder" else 'Config(form="decoder", …)'
+        raise RheoscopeError(f"only a decoder continues a text, this is an {config.form}; type {what}")
+    _check_ids(config, ids, "ids")
+    _check_count("tokens", tokens)
+    if ids.shape[1] + tokens > config.context + 1:  # the last token is said and not read
+        raise RheoscopeError(
+            f"{ids.shape[1]} tokens and {tokens} more are longer than the {config.context} that the model reads; "
+            f"type tokens={max(config.context + 1 - ids.shape[1], 0)} or a shorter text"
+        )
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Refuse settings that leave no distribution to draw from."""
+    if not 0 <= temperature < float("inf"):
+        raise RheoscopeError(f"temperature is a finite number of 0 or more, got {temperature!r}; type temperature=0.8")
+    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+        raise RheoscopeError(
+            f"top_k is how many tokens stay, a whole number of 1 or more, got {top_k!r}; type top_k=40"
+        )
+    if top_p is not None and not 0 < top_p <= 1:
+        raise RheoscopeError(f"top_p is a probability above 0 and up to 1, got {top_p!r}; type top_p=0.9")
+
+
+def check_translation(config: Config, source: Ids, start: int, end: int, longest: int, beam: int) -> None:
+    """Refuse what cannot be translated."""
+    if config.form != "encoder-decoder":
+        raise RheoscopeError(
+            f'only an encoder-decoder translates, this is a {config.form}; type Config(form="encoder-decoder", …)'
+        )
+    _check_ids(config, source, "source")
+    _check_ids(config, torch.tensor([[start, end]]), "start and end")
+    for name, value in (("longest", longest), ("beam", beam)):
+        _check_count(name, value, least=1)
+    if longest > config.context:
+        raise RheoscopeError(
+            f"longest is {longest}, the model reads at most {config.context} tokens; type longest={config.context}"
+        )
+
+
+def _check_ids(config: Config, ids: Tensor, name: str) -> None:
+    if ids.ndim != 2 or not ids.numel() or ids.is_floating_point():
+        raise RheoscopeError(
+            f"{name} are whole numbers (texts, tokens), at least one of each, got {ids.dtype} {tuple(ids.shape)}; "
+            f"for one text type torch.tensor([[1, 2, 3]])"
+        )
+    if not 0 <= int(ids.min()) <= int(ids.max()) < config.vocabulary:
+        raise RheoscopeError(
+            f"{name} reach from {int(ids.min())} to {int(ids.max())}, the vocabulary from 0 to {config.vocabulary - 1}; "
+            "type ids of the model's own tokenizer"
+        )
+
+
+def _check_count(name: str, value: int, least: int = 0) -> None:
+    if not isinstance(value, int) or value < least:
+        raise RheoscopeError(f"{name} is a whole number of {least} or more, got {value!r}; type {name}=32")

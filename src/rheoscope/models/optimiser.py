@@ -1,0 +1,57 @@
+"""Which parameters learn how, and how fast at each step."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from rheoscope.models.recipes import Recipe
+from rheoscope.models.transformer import Stack
+
+DECAY = 0.2
+"""The share of the steps in which `wsd` falls to 0."""
+
+
+def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for the matrices inside blocks and AdamW for the rest; torch's own, fused (on a CPU too: a fifth
+    of the time).
+
+    Gains, biases and single vectors are not decayed.
+
+    >>> from rheoscope.models.recipes import tiny
+    >>> from rheoscope.models.transformer import build
+    >>> [type(one).__name__ for one in optimisers(build(tiny().config), tiny().but(optimiser="muon"))]
+    ['AdamW', 'Muon']
+    """
+    inside = {id(p) for stack in model.modules() if isinstance(stack, Stack) for p in stack.blocks.parameters()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim == 2 and id(p) in inside and recipe.optimiser == "muon"]
+    taken = {id(p) for p in matrices}
+    rest = [p for p in trained if id(p) not in taken]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = all(p.device.type in ("cpu", "cuda") for p in trained)
+    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, recipe.rate, betas=recipe.betas, fused=fused)]
+    if matrices:
+        made.append(torch.optim.Muon(matrices, recipe.rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"))
+    return made
+
+
+def rate_at(recipe: Recipe, step: int) -> float:
+    """The learning rate of a step (counted from 0): warm-up, then cosine or wsd.
+
+    >>> from rheoscope.models.recipes import tiny
+    >>> recipe = tiny()
+    >>> rate_at(recipe, recipe.warmup) == recipe.rate
+    True
+    """
+    if step < recipe.warmup:
+        return recipe.rate * (step + 1) / (recipe.warmup + 1)
+    if recipe.schedule == "wsd":
+        falling = max(int(recipe.steps * DECAY), 1)
+        return recipe.rate * min(1.0, (recipe.steps - step) / falling)
+    way = (step - recipe.warmup) / max(recipe.steps - recipe.warmup, 1)
+    return recipe.rate * (recipe.floor + (1 - recipe.floor) * (1 + math.cos(math.pi * min(way, 1.0))) / 2)

@@ -1,0 +1,239 @@
+"""Sentence pairs for translation: one vocabulary for both languages, sentences of like length together in a batch.
+
+prepare_pairs(sources, targets, out)    aligned lines ─► tokenizer.json · train.bin · train_ends.bin · … · corpus.json
+PairCorpus.open(out).batch(step, …)     padded ids of a batch, a function of (seed, step)
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from rheoscope.files import whole
+from rheoscope.models.data import Progress, seeded
+from rheoscope.models.text_files import lines
+from rheoscope.models.token_files import (
+    TOKENIZER,
+    filling,
+    mapped,
+    read_manifest,
+    token_rows,
+    write_manifest,
+    write_tokenizer,
+)
+from rheoscope.models.vocabulary import byte_pairs
+from rheoscope.shapes import RheoscopeError
+
+PAD, START, END = 0, 1, 2
+SPECIALS = ("<|pad|>", "<|start|>", "<|end|>")
+HELD_OUT_SHARE = 50
+"""One pair in fifty, the last ones, is held out where no validation files are given."""
+
+Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of sentences in one row of tokens: source 0, target 0, source 1, …, each up to its place in `ends`."""
+
+    tokens: np.ndarray
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ends) // 2
+
+    def widths(self) -> np.ndarray:
+        """What each pair takes of a batch: the longer of its sides, with ``<|start|>`` and ``<|end|>``."""
+        return np.diff(self.ends, prepend=0).reshape(-1, 2).max(axis=1) + 2
+
+    def padded(self, which: Iterable[int]) -> Batch:
+        """These pairs as ids: a source is its tokens and ``<|end|>``, a target ``<|start|>``, its tokens and ``<|end|>``."""
+        rows: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for pair in which:
+            start, middle, end = (int(self.ends[at]) if at >= 0 else 0 for at in range(2 * pair - 1, 2 * pair + 2))
+            rows[0].append(torch.tensor([*self.tokens[start:middle].tolist(), END]))
+            rows[1].append(torch.tensor([START, *self.tokens[middle:end].tolist(), END]))
+        sources, targets = (torch.nn.utils.rnn.pad_sequence(row, batch_first=True, padding_value=PAD) for row in rows)
+        return sources, targets
+
+
+@dataclass(frozen=True, eq=False)
+class PairCorpus:
+    """Aligned sentences as tokens of one `vocabulary`; ids 0, 1, 2 are ``<|pad|>``, ``<|start|>``, ``<|end|>``."""
+
+    train: Pairs
+    held_out: Pairs
+    vocabulary: int
+    tokenizer: Path
+
+    @staticmethod
+    def open(directory: Path) -> "PairCorpus":
+        """The corpus that `prepare_pairs` wrote; a directory that is half-written or was changed is refused.
+
+        >>> PairCorpus.open(Path("nowhere"))
+        Traceback (most recent call last):
+        rheoscope.shapes.RheoscopeError: there is no directory nowhere; type one that prepare_pairs(…) made
+        """
+        told = read_manifest(directory, "pairs", "prepare_pairs")
+        train, held_out = (
+            Pairs(
+                mapped(directory / f"{part}.bin", told[part]["tokens"], told["dtype"]),
+                mapped(directory / f"{part}_ends.bin", 2 * told[part]["pairs"], "<i8"),
+            )
+            for part in ("train", "held_out")
+        )
+        return PairCorpus(train, held_out, told["vocabulary"], directory / TOKENIZER)
+
+    def batch(self, step: int, tokens: int, seed: int = 0) -> Batch:
+        """The padded sources and targets of a step, pairs of like length, at most `tokens` ids on either side.
+
+        A pure function of its arguments. An epoch is `steps(tokens)` steps, in which every pair comes once; which pairs
+        of one length stand together, and the order of the batches, are drawn anew for each epoch.
+
+        >>> pairs = Pairs(np.arange(3, 13), np.array([1, 3, 6, 10]))  # 3 ─► 4 5 and 6 7 8 ─► 9 10 11 12
+        >>> corpus = PairCorpus(pairs, pairs, 13, Path("tokenizer.json"))
+        >>> sorted(corpus.batch(step, tokens=6)[1].tolist() for step in range(corpus.steps(tokens=6)))
+        [[[1, 4, 5, 2]], [[1, 9, 10, 11, 12, 2]]]
+        """
+        epoch, at = divmod(step, self.steps(tokens))
+        return self.train.padded(_epoch(self.train, tokens, seed, epoch)[at].tolist())
+
+    def steps(self, tokens: int) -> int:
+        """How many batches of at most `tokens` ids show every training pair once: the same number in each epoch."""
+        return len(_cuts(self.train, tokens)) + 1
+
+    def held_out_batches(self, tokens: int) -> Iterator[Batch]:
+        """Every held-out pair once, in the order of its file, so that translations stand beside their references."""
+        widths = self.held_out.widths()
+        _check_widths(widths, tokens)
+        first, widest = 0, 0
+        for at, width in enumerate(widths.tolist()):
+            widest = max(widest, width)
+            if (at + 1 - first) * widest > tokens:
+                yield self.held_out.padded(range(first, at))
+                first, widest = at, width
+        yield self.held_out.padded(range(first, len(widths)))
+
+
+def prepare_pairs(
+    sources: Sequence[Path],
+    targets: Sequence[Path],
+    out: Path,
+    vocabulary: int = 8000,
+    held_out: tuple[Path, Path] | None = None,
+    progress: Progress | None = None,
+) -> PairCorpus:
+    """Make a corpus of aligned lines: line i of a source file is translated by line i of its target file.
+
+    One byte-level BPE is learned from both sides of the training part. `held_out` names a source and a target file to
+    validate on; without it the last fiftieth of the pairs is held out. Files are UTF-8 text, plain or gzipped. `out` holds
+    tokenizer.json, train.bin and train_ends.bin (the tokens, and where each sentence ends), the same for held_out, and
+    corpus.json, written last.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "en").write_text("a dog\\n" * 60), (folder / "de").write_text("ein Hund\\n" * 60)
+    >>> corpus = prepare_pairs([folder / "en"], [folder / "de"], folder / "out", vocabulary=280)
+    >>> len(corpus.train), len(corpus.held_out)
+    (59, 1)
+    """
+    files = [(Path(s), Path(t)) for s, t in _matched(sources, targets)]
+    count = sum(_aligned(source, target) for source, target in files)
+    if held_out is not None:
+        kept = [(Path(held_out[0]), Path(held_out[1]))]
+        parts = {"train": (files, 0, count), "held_out": (kept, 0, _aligned(*kept[0]))}
+    else:
+        cut = count - max(1, count // HELD_OUT_SHARE)
+        parts = {"train": (files, 0, cut), "held_out": (files, cut, count)}
+    told, out = progress or (lambda stage, share: None), Path(out)
+    with filling(out):
+        told("learning the vocabulary", 0.0)
+        used = byte_pairs(_sentences(*parts["train"]), vocabulary, SPECIALS)
+        write_tokenizer(out, used)
+        counts = {}
+        for name, part in parts.items():
+            told(f"tokenising {name}", 0.0)
+            counts[name] = _write_pairs(out, name, token_rows(_sentences(*part), used))
+        write_manifest(out, "pairs", used, chain(*files, held_out or ()), counts)
+    return PairCorpus.open(out)
+
+
+def _matched(sources: Sequence[Path], targets: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    if not sources or len(sources) != len(targets):
+        raise RheoscopeError(
+            f"{len(sources)} source and {len(targets)} target files came; type one target file for each source file"
+        )
+    return zip(sources, targets, strict=True)
+
+
+def _aligned(source: Path, target: Path) -> int:
+    """How many lines both files have."""
+    found, other = (sum(1 for _ in lines(file)) for file in (source, target))
+    if found != other:
+        raise RheoscopeError(
+            f"{source} has {found:,} lines and {target} {other:,}, but line i of one translates line i of the other; "
+            "type files that were aligned together"
+        )
+    return found
+
+
+def _sentences(files: Iterable[tuple[Path, Path]], first: int, last: int) -> Iterator[str]:
+    """Source and target in turn, from the first pair to before the last."""
+    pairs = chain.from_iterable(zip(lines(source), lines(target), strict=True) for source, target in files)
+    return (side.strip() for pair in islice(pairs, first, last) for side in pair)
+
+
+def _write_pairs(out: Path, name: str, rows: Iterable[np.ndarray]) -> dict[str, Any]:
+    """<name>.bin and <name>_ends.bin, side by side."""
+    tokens, sides = 0, 0
+    with (
+        whole(out / f"{name}.bin") as one,
+        whole(out / f"{name}_ends.bin") as other,
+        one.open("wb") as file,
+        other.open("wb") as ends,
+    ):
+        for row in rows:
+            tokens, sides = tokens + len(row), sides + 1
+            file.write(row.tobytes())
+            ends.write(np.int64(tokens).astype("<i8").tobytes())
+    return {"tokens": tokens, "pairs": sides // 2}
+
+
+def _check_widths(widths: np.ndarray, tokens: int) -> None:
+    if widths.size and (widest := int(widths.max())) > tokens:
+        raise RheoscopeError(
+            f"the longest pair takes {widest:,} ids, more than the {tokens:,} of a batch; type {widest} or more"
+        )
+
+
+@lru_cache(maxsize=4)  # asked at every step, and the same for a whole run
+def _cuts(pairs: Pairs, tokens: int) -> tuple[int, ...]:
+    """Where batches begin, the first one's 0 left out, in pairs sorted by width: each is full, and none is over `tokens`.
+
+    They depend on the sorted widths alone, so every epoch has as many batches as the others.
+    """
+    widths = np.sort(pairs.widths())
+    _check_widths(widths, tokens)
+    cuts, first = [], 0
+    for at, width in enumerate(widths.tolist()):
+        if (at + 1 - first) * width > tokens:
+            cuts.append(at)
+            first = at
+    return tuple(cuts)
+
+
+@lru_cache(maxsize=2)
+def _epoch(pairs: Pairs, tokens: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """The batches of an epoch, as indices of pairs: shuffled, sorted by width (ties stay shuffled), cut, and shuffled again."""
+    draw = seeded(seed, epoch)
+    shuffled = torch.randperm(len(pairs), generator=draw).numpy()
+    by_width = shuffled[np.argsort(pairs.widths()[shuffled], kind="stable")]
+    batches = np.split(by_width, _cuts(pairs, tokens))
+    return [batches[at] for at in torch.randperm(len(batches), generator=draw).tolist()]

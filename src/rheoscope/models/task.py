@@ -1,0 +1,173 @@
+"""What is learned: the next token of prose, or the translation of a sentence. A task gives batches and the loss of a batch.
+
+Losses are sums over tokens beside how many tokens they are of, so that pieces of a batch, on one machine or many, add up.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from rheoscope.models.data import Corpus
+from rheoscope.models.pairs import PairCorpus
+from rheoscope.models.recipes import Recipe
+from rheoscope.shapes import RheoscopeError
+
+NOTHING = -100
+Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Batches that are a function of the step alone, and what a model loses on them."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse, before anything is trained, a recipe that this data cannot serve."""
+        ...
+
+    def batch(self, step: int, recipe: Recipe) -> Batch: ...
+
+    def held_out(self, recipe: Recipe) -> Iterator[Batch]: ...
+
+    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+        """Nats, summed over the tokens that are predicted."""
+        ...
+
+    def count(self, batch: Batch) -> int:
+        """How many tokens are predicted."""
+        ...
+
+    def figures(self, nats: float, tokens: int) -> dict[str, float]:
+        """What is reported of a loss on all held-out data."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prose:
+    """The next token, everywhere: (x, y) with y the tokens after x."""
+
+    corpus: Corpus
+
+    @property
+    def vocabulary(self) -> int:
+        return self.corpus.vocabulary
+
+    def check(self, recipe: Recipe) -> None:
+        _check_form(recipe, "decoder", "text is")
+        self.batch(0, recipe)
+        next(iter(self.held_out(recipe)))
+
+    def batch(self, step: int, recipe: Recipe) -> Batch:
+        return self.corpus.batch(step, recipe.batch, recipe.context, recipe.seed)
+
+    def held_out(self, recipe: Recipe) -> Iterator[Batch]:
+        return self.corpus.windows(recipe.context, recipe.batch // recipe.accumulate)
+
+    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+        x, y = batch
+        return nats(model(x), y, smoothing, NOTHING)
+
+    def count(self, batch: Batch) -> int:
+        return int((batch[1] != NOTHING).sum())
+
+    def figures(self, nats: float, tokens: int) -> dict[str, float]:
+        return {"loss": nats / tokens, "bits per byte": nats / math.log(2) / self.corpus.held_out_bytes}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A target sentence, token by token, from its source: (source, target), 0 is padding."""
+
+    corpus: PairCorpus
+
+    @property
+    def vocabulary(self) -> int:
+        return self.corpus.vocabulary
+
+    def check(self, recipe: Recipe) -> None:
+        _check_form(recipe, "encoder-decoder", "sentence pairs are")
+        widest = max(int(part.widths().max(initial=0)) for part in (self.corpus.train, self.corpus.held_out))
+        if widest > (most := min(recipe.config.context, recipe.batch * recipe.context // recipe.accumulate)):
+            raise RheoscopeError(
+                f"the longest sentence takes {widest:,} tokens, this recipe reads {most:,}; type --set context={widest}, "
+                "or leave such pairs out"
+            )
+
+    def batch(self, step: int, recipe: Recipe) -> Batch:
+        return self.corpus.batch(step, recipe.batch * recipe.context, recipe.seed)
+
+    def held_out(self, recipe: Recipe) -> Iterator[Batch]:
+        return self.corpus.held_out_batches(recipe.batch * recipe.context // recipe.accumulate)
+
+    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+        source, target = batch
+        return nats(model(source, target[:, :-1], source != 0), target[:, 1:], smoothing, 0)
+
+    def count(self, batch: Batch) -> int:
+        return int((batch[1][:, 1:] != 0).sum())
+
+    def figures(self, nats: float, tokens: int) -> dict[str, float]:
+        return {"loss": nats / tokens, "perplexity": math.exp(min(nats / tokens, 50))}
+
+
+def nats(
+    logits: Float[Tensor, "b t v"], wanted: Int[Tensor, "b t"], smoothing: float, ignored: int
+) -> Float[Tensor, ""]:
+    """Σ -log p(wanted), in float32; `smoothing` spreads that share of the target over the vocabulary.
+
+    >>> round(float(nats(torch.zeros(1, 3, 8), torch.tensor([[5, 0, -100]]), 0.0, ignored=-100)), 4)  # 2 log 8
+    4.1589
+    """
+    flat = logits.flatten(0, 1).float()
+    return cross_entropy(flat, wanted.flatten(), ignore_index=ignored, reduction="sum", label_smoothing=smoothing)
+
+
+class Objective(nn.Module):
+    """A model with its loss, as one module: compiled together, logits of a large vocabulary never exist in float32."""
+
+    def __init__(self, model: nn.Module, task: Task, smoothing: float) -> None:
+        super().__init__()
+        self.model, self.task, self.smoothing = model, task, smoothing
+
+    def forward(self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        return self.task.loss(self.model, (x, y), self.smoothing)
+
+
+def _check_form(recipe: Recipe, form: str, what: str) -> None:
+    if recipe.config.form != form:
+        raise RheoscopeError(
+            f"{what} for form={form}, this recipe has form={recipe.config.form}; type another recipe or other data"
+        )
+
+
+def task_of(corpus: Any) -> Task:
+    """The task that a corpus is made for."""
+    return Translation(corpus) if isinstance(corpus, PairCorpus) else Prose(corpus)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: Task, recipe: Recipe, device: torch.device) -> dict[str, float]:
+    """The loss on all held-out data, every token predicted once."""
+    was_training = model.training
+    model.eval()
+    total, tokens = 0.0, 0
+    for batch in task.held_out(recipe):
+        on_device = (batch[0].to(device), batch[1].to(device))
+        with autocast(device):
+            total += float(task.loss(model, on_device))
+        tokens += task.count(batch)
+    model.train(was_training)
+    return task.figures(total, tokens)
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bfloat16 on a GPU, nothing on a CPU: there a run must resume bit for bit."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

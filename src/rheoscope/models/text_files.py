@@ -1,0 +1,88 @@
+"""Reading text as UTF-8, plain, gzipped or as a MediaWiki dump: a line at a time, and one line when a file is no text."""
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+from rheoscope.models.prose import articles, is_dump
+from rheoscope.shapes import RheoscopeError
+
+END_OF_TEXT = "<|endoftext|>"
+SEPARATOR = re.compile(r"(?:\f|<\|endoftext\|>)\n?")
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, ends of line kept; a gzipped one is known by its first bytes, whatever its name.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "a.txt.gz"
+    >>> _ = file.write_bytes(gzip.compress("one\\ntwo".encode()))
+    >>> list(lines(file))
+    ['one\\n', 'two']
+    """
+    _check_readable(path)
+    at = 0
+    try:
+        with gzip.open(path) if _zipped(path) else path.open("rb") as handle:
+            for raw in handle:
+                yield _decoded(path, raw, at)
+                at += len(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RheoscopeError(f"cannot read {path} after byte {at:,} ({error}); get the file again") from error
+
+
+def fragments(path: Path) -> Iterator[str | None]:
+    """The text of a file in pieces, and None wherever a document ends.
+
+    A plain file is one document, or several where form feeds or ``<|endoftext|>`` stand between them; a MediaWiki dump
+    gives one document an article (`rheoscope.models.prose`).
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "a.txt"
+    >>> _ = file.write_text("one\\n\\fand two\\n")
+    >>> list(fragments(file))
+    ['one\\n', '', None, 'and two\\n', None]
+    """
+    stream = lines(path)
+    head = list(islice(stream, 3))
+    if is_dump("".join(head)):
+        for article in articles(chain(head, stream)):
+            yield from (article, None)
+        return
+    for line in chain(head, stream):
+        first, *others = SEPARATOR.split(line)
+        yield first
+        for other in others:
+            yield from (None, other)
+    yield None
+
+
+def _check_readable(path: Path) -> None:
+    if path.is_dir():
+        raise RheoscopeError(f"{path} is a directory, expected a text file; type the files in it, as {path}/*.txt")
+    if not path.exists():
+        raise RheoscopeError(f"there is no file {path}; type the path of a text, a .gz of one or a MediaWiki dump")
+    if path.is_file() and not path.stat().st_size:
+        raise RheoscopeError(f"{path} is empty, expected text; type another file")
+
+
+def _zipped(path: Path) -> bool:
+    with path.open("rb") as handle:
+        return handle.read(2) == b"\x1f\x8b"
+
+
+def _decoded(path: Path, raw: bytes, at: int) -> str:
+    """A line as text; what is not UTF-8, or holds a NUL, is told with the byte (of the unpacked text) where it stands."""
+    if b"\0" in raw:
+        raise RheoscopeError(f"{path} is no text: byte {at + raw.index(0):,} is NUL; type a file of UTF-8 text")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        where = at + error.start
+        raise RheoscopeError(
+            f"{path} is not UTF-8: byte {where:,} is 0x{raw[error.start]:02x}; convert it: iconv -t utf-8 {path}"
+        ) from error
+    return text.removeprefix("\ufeff") if at == 0 else text

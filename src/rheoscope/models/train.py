@@ -1,0 +1,286 @@
+"""Training: the same weights from the same seed, killed and resumed or not, on one machine or many.
+
+loss = -Σ log p(next token) / tokens        step: gradient of the whole batch, clipped, AdamW or Muon
+the batch and the dropout of step t are functions of (seed, t)
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rheoscope.files import written
+from rheoscope.models import state
+from rheoscope.models.optimiser import optimisers, rate_at
+from rheoscope.models.recipes import Recipe
+from rheoscope.models.state import Progress, Say
+from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate
+from rheoscope.models.transformer import build
+from rheoscope.shapes import RheoscopeError
+
+Figures = dict[str, float | int]
+Tell = Callable[[Figures], object]
+"""Called after every step with its number, and with whatever was measured at it."""
+
+Piece = tuple[Int[Tensor, "_ s"], Int[Tensor, "_ t"]]
+"""Some rows of a batch."""
+
+READ_EVERY = 10
+"""Steps after which the loss is read from a GPU, which has to wait for it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process computes, and which of how many it is (`torchrun` says)."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def total(self, x: torch.Tensor) -> float:
+        """Σ over the processes, the same in each."""
+        if self.world > 1:
+            dist.all_reduce(x)
+        return float(x)
+
+
+def train(
+    recipe: Recipe,
+    task: Task,
+    out: Path,
+    tokenizer: Path | None = None,
+    device: str | None = None,
+    compiled: bool | None = None,
+    tell: Tell | None = None,
+    say: Say | None = None,
+) -> Figures:
+    """Train by a recipe; the figures of the best model on held-out data come back, the model lies in `out`.
+
+    **Laws** a run that is killed at any moment and started again ends with the same weights, bit for bit on a CPU; two
+    processes under `torchrun` take the same steps as one; `out` always holds the best whole model so far.
+
+    **Resume** call it again with the same `out`; another recipe or vocabulary is refused. **Logs** `out/log.jsonl`, a line
+    each time something is measured; `tell` gets the same and every step, `say` what a person should know, as a sentence.
+
+    >>> import tempfile, pathlib
+    >>> from rheoscope.models.data import prepare
+    >>> from rheoscope.models.recipes import tiny
+    >>> from rheoscope.models.task import Prose
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.txt").write_text("the cat sat on the mat. " * 400)
+    >>> corpus = prepare([folder / "a.txt"], folder / "data", vocabulary="characters", held_out=0.1)
+    >>> figures = train(tiny().but(steps=2, batch=2, context=16), Prose(corpus), folder / "out", device="cpu")
+    >>> sorted(figures)
+    ['bits per byte', 'loss', 'step']
+    """
+    with placed(device) as place:
+        recipe = replace(recipe, config=recipe.config.but(vocabulary=task.vocabulary))
+        task.check(recipe)
+        torch.manual_seed(recipe.seed)
+        model = build(recipe.config).to(place.device)
+        made = optimisers(model, recipe)
+        progress = _begin(recipe, out, model, made, place, tokenizer, say or _silent)
+        run = Run(recipe, task, out, tokenizer, model, made, place, tell or _silent)
+        return run.go_on(progress, compiled if compiled is not None else place.device.type == "cuda")
+
+
+def _silent(_: object) -> None:
+    """Nobody listens."""
+
+
+def _begin(
+    recipe: Recipe,
+    out: Path,
+    model: nn.Module,
+    made: list[torch.optim.Optimizer],
+    place: Place,
+    tokenizer: Path | None,
+    say: Say,
+) -> Progress:
+    """The run is checked or stored, then every process stands where it stood."""
+    if place.first:
+        state.same_run(out, state.found(out, say), recipe.told(), tokenizer)
+        state.tidy(out)
+    place.wait()
+    held = state.found(out)
+    progress = Progress() if held is None else state.restore(held, model, made, recipe.config)
+    if place.first and 0 < progress.step < recipe.steps:
+        say(f"going on with {out} at step {progress.step:,} of {recipe.steps:,}")
+    return progress
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what is trained, on what, where it is kept."""
+
+    recipe: Recipe
+    task: Task
+    out: Path
+    tokenizer: Path | None
+    model: nn.Module
+    optimisers: list[torch.optim.Optimizer]
+    place: Place
+    tell: Tell
+
+    def go_on(self, progress: Progress, compiled: bool) -> Figures:
+        """From where it stands to the last step."""
+        log = Log(self.out, progress.step) if self.place.first else None
+        objective = self._objective(compiled)
+        began, since = time.perf_counter(), progress.step
+        for done in range(progress.step + 1, self.recipe.steps + 1):
+            loss = self.step(objective, done - 1)
+            measured = done % self.recipe.evaluate_every == 0 or done == self.recipe.steps
+            line: Figures = {"step": done, **self._read(loss, done, measured)}
+            if measured:
+                seconds = time.perf_counter() - began
+                line["tokens per second"] = (done - since) * self.recipe.batch * self.recipe.context / seconds
+                line, progress = self._measured(line, progress, log)
+                began, since = time.perf_counter(), done
+            self.tell(line)
+        self.place.wait()
+        return state.best_figures(self.out)
+
+    def step(self, objective: nn.Module, step: int) -> torch.Tensor:
+        """One step of the optimisers; gives this process's share of the loss per token."""
+        torch.manual_seed(_seed(self.recipe.seed, step, self.place.rank))
+        batch = self.task.batch(step, self.recipe)
+        tokens = self.task.count(batch)
+        total = torch.zeros((), device=self.place.device)
+        pieces = self._pieces(batch)
+        for number, piece in enumerate(pieces, 1):
+            with nullcontext() if number == len(pieces) or self.place.world == 1 else objective.no_sync():  # type: ignore[operator]
+                with autocast(self.place.device):
+                    loss = objective(*piece) / tokens
+                (loss * self.place.world).backward()  # processes average their gradients: the sum is wanted
+            total += loss.detach()
+        self._update(step)
+        return total
+
+    def _update(self, step: int) -> None:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        for one in self.optimisers:
+            for group in one.param_groups:
+                group["lr"] = rate_at(self.recipe, step)
+            one.step()
+            one.zero_grad(set_to_none=True)
+
+    def _pieces(self, batch: Batch) -> list[Piece]:
+        """This process's rows of the batch, in `accumulate` pieces, on its device."""
+        x, y = (part[self.place.rank :: self.place.world].chunk(self.recipe.accumulate) for part in batch)
+        return [(self._moved(one), self._moved(other)) for one, other in zip(x, y, strict=True)]
+
+    def _moved(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.pin_memory() if self.place.device.type == "cuda" else x
+        return x.to(self.place.device, non_blocking=True)
+
+    def _read(self, loss: torch.Tensor, done: int, measured: bool) -> Figures:
+        """The loss of a step over all processes, where reading it costs nothing or is due; no number ends the run."""
+        if not measured and self.place.device.type == "cuda" and done % READ_EVERY:
+            return {}
+        read = self.place.total(loss)
+        self._check(read, done)
+        return {"train loss": read, "rate": rate_at(self.recipe, done - 1)}
+
+    def _check(self, loss: float, done: int) -> None:
+        if not abs(loss) < float("inf"):
+            raise RheoscopeError(
+                f"the loss is {loss} at step {done}, the rate is too high; type another --out and --set rate={self.recipe.rate / 3:.2g}"
+            )
+
+    def _objective(self, compiled: bool) -> nn.Module:
+        objective: nn.Module = Objective(self.model, self.task, self.recipe.label_smoothing).train()
+        if compiled:
+            objective.compile()
+        return objective if self.place.world == 1 else DistributedDataParallel(objective, broadcast_buffers=False)
+
+    def _measured(self, line: Figures, progress: Progress, log: "Log | None") -> tuple[Figures, Progress]:
+        """Held-out figures; the log, the best model and, last, the state are kept: a kill in between is done over."""
+        done = int(line["step"])
+        if log is None:
+            return line, Progress(done)
+        figures = evaluate(self.model, self.task, self.recipe, self.place.device)
+        self._check(figures["loss"], done)
+        line = line | figures
+        log.write(line)
+        if figures["loss"] < progress.best:
+            state.keep_best(self.out, self.model, self.tokenizer, done, figures)
+        progress = Progress(done, min(progress.best, figures["loss"]))
+        state.keep(self.out, self.model, self.optimisers, progress, self.tokenizer)
+        return line, progress
+
+
+class Log:
+    """A line of JSON each time something is measured; lines after the step that a run resumes from are dropped."""
+
+    def __init__(self, out: Path, step: int) -> None:
+        self.out = out
+        lines = "".join(json.dumps(line) + "\n" for line in read_log(out) if line["step"] <= step)
+        with state.writing(out):
+            written(out / state.LOG, lambda file: file.write_text(lines))
+
+    def write(self, figures: Figures) -> None:
+        with state.writing(self.out), (self.out / state.LOG).open("a") as log:
+            log.write(json.dumps(figures) + "\n")
+
+
+@contextmanager
+def placed(device: str | None) -> Iterator[Place]:
+    """This process's place: one of many under `torchrun` (gloo on CPUs, nccl on GPUs), else alone. Inside another `placed`, the same.
+
+    >>> with placed("cpu") as place:
+    ...     place.device, place.first
+    (device(type='cpu'), True)
+    """
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    rank, world, local = (
+        int(os.environ.get(key, at)) for key, at in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    try:
+        where = torch.empty(0, device=f"cuda:{local}" if name == "cuda" else name).device
+    except (RuntimeError, AssertionError) as error:
+        raise RheoscopeError(f"there is no device {name!r} here; type --device cpu") from error
+    if world == 1 or dist.is_initialized():
+        yield Place(where, rank, world)
+        return
+    # The others wait while the first prepares a corpus: hours, at worst.
+    dist.init_process_group("nccl" if where.type == "cuda" else "gloo", timeout=timedelta(hours=12))
+    try:
+        yield Place(where, rank, world)
+    finally:
+        dist.destroy_process_group()
+
+
+def _seed(seed: int, step: int, rank: int) -> int:
+    """Another stream of random numbers for every step and process, the same whenever it is asked for."""
+    return (seed * 1_000_003 + step) * 1_009 + rank
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    """What was measured during a run, in order; a line that a kill cut short is left out."""
+    told = []
+    for line in (out / state.LOG).read_text().splitlines() if (out / state.LOG).exists() else []:
+        try:
+            told.append(json.loads(line))
+        except ValueError:
+            continue
+    return told

@@ -1,0 +1,374 @@
+"""The Transformer as the maths states it, on any mechanism.
+
+    x_i ← x_i + Σ_h Δ_h(x̂)_i          every head moves every token (attention)
+    x_i ← x_i + FFN(x̂_i)              every token moves by itself
+
+Pre-norm reads x̂ = norm(x) and adds to x; post-norm adds first and normalises the sum. Tokens are rows; a text is a
+cloud of shape (b, n, d). `space/` sees these modules through `seeing.py`, exactly as it sees those of Hugging Face.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rheoscope.attention.mask import Mask, Padding, as_mask
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.modules import Attention
+from rheoscope.attention.position import ALiBi, Buckets, Position, alibi_slopes, sinusoidal_table
+from rheoscope.attention.zoo import ZOO
+from rheoscope.models.cache import Answering, Cache, LayerCache, Remembered
+from rheoscope.models.config import Config
+from rheoscope.shapes import RheoscopeError
+
+Ids = Int[Tensor, "b n"]
+Cloud = Float[Tensor, "b n d"]
+Memory = Float[Tensor, "b s d"]
+PerHead = Float[Tensor, "b h n k"]
+Move = Callable[[Tensor], Tensor]
+
+
+class Transformer(nn.Module):
+    """An encoder or a decoder with its vocabulary: token ids in, logits out.
+
+    **Formula** x⁰ = W_E[ids] (· √d, + position); blocks; logits = norm(x^L) W_U, with W_U = W_Eᵀ where tied.
+
+    **Shapes** ids (b, n) give logits (b, n, vocabulary). `padding` (b, n), True for a real token.
+
+    **Laws** a decoder's logits at i do not depend on tokens after i; an encoder without position is permutation
+    equivariant; padding changes nothing at real tokens; equal to Hugging Face's GPT-2 and Llama and to torch's own
+    encoder with the same weights.
+
+    **Siblings** `Translator` has two of these stacks; `Config` says what is inside; `recipes` names good ones.
+
+    >>> import torch
+    >>> from rheoscope.models.config import Config
+    >>> Transformer(Config(vocabulary=9, width=8, depth=1, heads=2))(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 9])
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.stack = Stack(config, causal=config.form == "decoder")
+        self.unembed = nn.Linear(config.width, config.vocabulary, bias=False)
+        if config.tied:
+            self.unembed.weight = self.stack.embed.weight
+        self.apply(initialise)
+        calm_writers(self)
+
+    def forward(self, ids: Ids, padding: Bool[Tensor, "b n"] | None = None, cache: Cache | None = None) -> Tensor:
+        return self.unembed(self.stack(ids, padding, cache))
+
+
+class Translator(nn.Module):
+    """An encoder and a decoder with cross attention between them (2017): source and target ids in, logits out.
+
+    One embedding serves source, target and, where tied, the unembedding.
+
+    >>> import torch
+    >>> from rheoscope.models.config import Config
+    >>> model = Translator(Config(vocabulary=9, width=8, depth=1, heads=2, form="encoder-decoder"))
+    >>> model(torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])).shape
+    torch.Size([1, 2, 9])
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Stack(config, causal=False)
+        self.decoder = Stack(config, causal=True, crossed=True)
+        self.decoder.embed.weight = self.encoder.embed.weight
+        self.unembed = nn.Linear(config.width, config.vocabulary, bias=False)
+        if config.tied:
+            self.unembed.weight = self.encoder.embed.weight
+        self.apply(initialise)
+        calm_writers(self)
+
+    def forward(
+        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], real: Bool[Tensor, "b s"] | None = None
+    ) -> Float[Tensor, "b t v"]:
+        return self.unembed(self.decoder(target, None, None, self.encoder(source, real), real))
+
+
+def build(config: Config) -> "Transformer | Translator":
+    """The module that a config describes."""
+    return Translator(config) if config.form == "encoder-decoder" else Transformer(config)
+
+
+class Stack(nn.Module):
+    """Embedding, positions, blocks, final norm: ids (b, n) to points (b, n, d)."""
+
+    def __init__(self, config: Config, causal: bool, crossed: bool = False) -> None:
+        super().__init__()
+        self.config, self.causal = config, causal
+        self.embed = nn.Embedding(config.vocabulary, config.width)
+        self.place = Places(config, causal)
+        self.dropout = dropout(config)
+        self.blocks = nn.ModuleList(Block(config, crossed) for _ in range(config.depth))
+        self.norm = norm(config) if config.placement == "pre" else nn.Identity()
+
+    def forward(
+        self,
+        ids: Ids,
+        padding: Bool[Tensor, "b n"] | None = None,
+        cache: Cache | None = None,
+        memory: Memory | None = None,
+        remembered: Bool[Tensor, "b s"] | None = None,
+    ) -> Cloud:
+        past = 0 if cache is None else len(cache)
+        if past + ids.shape[-1] > self.config.context:
+            raise RheoscopeError(
+                f"the text has {past + ids.shape[-1]} tokens, the model reads at most {self.config.context}; "
+                "type a shorter text"
+            )
+        at = slice(past, past + ids.shape[-1])
+        x = self.embed(ids)
+        x = self.dropout(
+            self.place.embedded(x * math.sqrt(self.config.width) if self.config.scaled_embedding else x, at)
+        )
+        mask = as_mask("causal" if self.causal else None) & _there(padding)
+        turn, position, across = self.place.turn(at), self.place.between(), _there(remembered)
+        for number, block in enumerate(self.blocks):
+            x = block(x, mask, turn, position, None if cache is None else cache.layer(number), memory, across)
+        return self.norm(x)
+
+
+class Block(nn.Module):
+    """Attention, then cross attention where there is a memory, then the FFN, each with its norm and its skip."""
+
+    def __init__(self, config: Config, crossed: bool = False) -> None:
+        super().__init__()
+        self.pre, self.branch = config.placement == "pre", config.branch
+        self.norm_attention, self.attention = norm(config), SelfAttention(config)
+        if crossed:
+            self.norm_cross, self.cross = norm(config), CrossAttention(config)
+        self.norm_ffn, self.ffn = norm(config), GatedFFN(config) if config.ffn == "swiglu" else FFN(config)
+        self.dropout = dropout(config)
+
+    def forward(
+        self,
+        x: Cloud,
+        mask: Mask,
+        turn: "Turn | None",
+        position: Position | None,
+        cache: LayerCache | None = None,
+        memory: Memory | None = None,
+        across: Mask | None = None,
+    ) -> Cloud:
+        x = self._step(x, self.norm_attention, lambda u: self.attention(u, mask, turn, position, cache))
+        if memory is not None:
+            x = self._step(x, self.norm_cross, lambda u: self.cross(u, memory, across or Mask(), cache))
+        return self._step(x, self.norm_ffn, self.ffn)
+
+    def _step(self, x: Cloud, norm: nn.Module, move: Move) -> Cloud:
+        if not self.pre:
+            return norm(x + self._branch(move(x)))
+        return x + self._branch(move(norm(x)))
+
+    def _branch(self, moved: Cloud) -> Cloud:
+        moved = self.dropout(moved)
+        return moved if self.branch == 1 else self.branch * moved
+
+
+class SelfAttention(nn.Module):
+    """Every token asks, every permitted token answers; queries, keys and values come from one fused projection."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_width = config.heads, config.kv_heads, config.head_width
+        self.read = nn.Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_width, bias=config.bias)
+        self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
+        self.mechanism = attention_of(config)
+
+    def forward(
+        self,
+        u: Cloud,
+        mask: Mask,
+        turn: "Turn | None" = None,
+        position: Position | None = None,
+        cache: LayerCache | None = None,
+    ) -> Cloud:
+        q, k, v = self.project(u, turn)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        return self.write(attend(self.mechanism.current(), q, k, v, mask, position).transpose(1, 2).flatten(2))
+
+    def project(self, u: Cloud, turn: "Turn | None" = None) -> tuple[PerHead, Answering, Answering]:
+        """q, k, v; before positions, or with q and k turned (together: half the calls)."""
+        rows, asking, answering = self.read(u), self.heads * self.head_width, self.kv_heads * self.head_width
+        if turn is None:  # split before heads are told apart: the gradient is put together in one piece
+            q, k, v = rows.split((asking, answering, answering), dim=-1)
+            return self._heads(q), self._heads(k), self._heads(v)
+        asked, v = rows.split((asking + answering, answering), dim=-1)
+        q, k = turn(self._heads(asked)).split((self.heads, self.kv_heads), dim=1)
+        return q, k, self._heads(v)
+
+    def _heads(self, rows: Float[Tensor, "b n hk"]) -> Answering:
+        return rows.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+
+class CrossAttention(nn.Module):
+    """Tokens of the target ask tokens of the source; keys and values of the source are computed once per text."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_width = config.heads, config.kv_heads, config.head_width
+        self.ask = nn.Linear(config.width, self.heads * self.head_width, bias=config.bias)
+        self.read = nn.Linear(config.width, 2 * self.kv_heads * self.head_width, bias=config.bias)
+        self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
+        self.mechanism = attention_of(config)
+
+    def forward(self, u: Cloud, memory: Memory, across: Mask, cache: LayerCache | None = None) -> Cloud:
+        q = self.ask(u).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        k, v = self.remember(memory) if cache is None else cache.remember(lambda: self.remember(memory))
+        return self.write(attend(self.mechanism.current(), q, k, v, across, None).transpose(1, 2).flatten(2))
+
+    def remember(self, memory: Memory) -> tuple[Remembered, Remembered]:
+        k, v = self.read(memory).unflatten(-1, (-1, self.head_width)).transpose(1, 2).chunk(2, 1)
+        return k, v
+
+
+def attend(
+    mechanism: Mechanism, q: PerHead, k: Remembered, v: Remembered, mask: Mask, position: Position | None
+) -> PerHead:
+    """The mechanism under a mask, with a position that adds a bias where there is one."""
+    return (mechanism if position is None else replace(mechanism, position=position)).attend(q, k, v, mask)
+
+
+def attention_of(config: Config) -> Attention:
+    """The named mechanism with its options, and the width of a head where it learns maps of tokens."""
+    if config.mechanism not in ZOO:
+        raise RheoscopeError(f"unknown mechanism {config.mechanism!r}; type one of {', '.join(ZOO)}")
+    width = {"dim": config.head_width} if ZOO[config.mechanism].needs_dim else {}
+    return Attention(config.mechanism, **(width | config.options))
+
+
+class FFN(nn.Module):
+    """act(u W + b) W' + b', act = ReLU or GELU."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.read = nn.Linear(config.width, config.hidden, bias=config.bias)
+        self.write = nn.Linear(config.hidden, config.width, bias=config.bias)
+        self.act = nn.ReLU() if config.ffn == "relu" else nn.GELU(approximate="tanh")
+
+    def forward(self, u: Cloud) -> Cloud:
+        return self.write(self.act(self.read(u)))
+
+
+class GatedFFN(nn.Module):
+    """(silu(u W) * u V) W' (SwiGLU, arXiv:2002.05202); W and V are one matrix."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.read = nn.Linear(config.width, 2 * config.hidden, bias=config.bias)
+        self.write = nn.Linear(config.hidden, config.width, bias=config.bias)
+
+    def forward(self, u: Cloud) -> Cloud:
+        gate, up = self.read(u).chunk(2, -1)
+        return self.write(functional.silu(gate) * up)
+
+
+class Places(nn.Module):
+    """Where tokens stand: added to embeddings, turned into queries and keys, or a bias between pairs."""
+
+    table: Tensor
+    slopes: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: Config, causal: bool) -> None:
+        super().__init__()
+        self.kind, self.causal, context = config.position, causal, config.context
+        if self.kind == "learned":
+            self.table = nn.Parameter(torch.zeros(context, config.width))
+        elif self.kind == "sinusoidal":
+            table = sinusoidal_table(torch.arange(context), config.width).float()  # MPS knows no float64
+            self.register_buffer("table", table, persistent=False)
+        elif self.kind == "alibi":
+            self.register_buffer("slopes", alibi_slopes(config.heads), persistent=False)
+        elif self.kind == "buckets":
+            self.table = nn.Parameter(torch.zeros(32, config.heads))
+        elif self.kind == "rotary":
+            cos, sin = rotary_tables(context, config.head_width, config.base)
+            self.register_buffer("cos", cos, persistent=False)
+            self.register_buffer("sin", sin, persistent=False)
+
+    def embedded(self, x: Cloud, at: slice) -> Cloud:
+        """Embeddings with what position adds to them."""
+        return x + self.table[at].to(x.dtype) if self.kind in ("learned", "sinusoidal") else x
+
+    def turn(self, at: slice | Int[Tensor, " n"]) -> "Turn | None":
+        """The rotation of queries and keys at these positions."""
+        return Turn(self.cos[at], self.sin[at]) if self.kind == "rotary" else None
+
+    def between(self) -> Position | None:
+        """The bias between pairs of tokens."""
+        if self.kind == "alibi":
+            return ALiBi(self.slopes)
+        return Buckets(self.table, bidirectional=not self.causal) if self.kind == "buckets" else None
+
+
+class Turn:
+    """x ↦ x R(p), coordinate c coupled with c + k/2, as Llama turns; computed in float32, given back in x's dtype."""
+
+    def __init__(self, cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]) -> None:
+        self.cos, self.sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+    def __call__(self, x: PerHead) -> PerHead:
+        # Rolled by half a head, every coordinate stands on its partner.
+        return (x * self.cos + x.roll(x.shape[-1] // 2, -1) * self.sin).to(x.dtype)
+
+
+def rotary_tables(context: int, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of p base^(-2c/width), (context, width/2), worked out in float64."""
+    c = torch.arange(0, width, 2, dtype=torch.float64)
+    angle = torch.arange(context, dtype=torch.float64)[:, None] * base ** (-c / width)
+    return angle.cos().float(), angle.sin().float()
+
+
+def dropout(config: Config) -> nn.Module:
+    """Dropout, or nothing to call where there is none."""
+    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+
+def norm(config: Config) -> nn.Module:
+    """x̂ with a gain: RMSNorm, LayerNorm, or nothing."""
+    if config.norm == "none":
+        return nn.Identity()
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.eps)
+    return nn.LayerNorm(config.width, eps=config.eps, bias=config.bias)
+
+
+def initialise(module: nn.Module) -> None:
+    """N(0, .02²) for every matrix, 0 for every bias (GPT-2)."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if isinstance(module, Places) and module.kind == "learned":
+        nn.init.normal_(module.table, std=0.02)
+
+
+def calm_writers(model: nn.Module) -> None:
+    """What writes to the stream starts smaller, by 1/√(number of writers): the stream's size does not grow with depth."""
+    writers = [m.write for m in model.modules() if isinstance(m, SelfAttention | CrossAttention | FFN | GatedFFN)]
+    for writer in writers:
+        nn.init.normal_(writer.weight, std=0.02 / math.sqrt(len(writers)))
+
+
+def parameter_count(model: nn.Module, embedding: bool = True) -> int:
+    """How many numbers are trained; tied matrices count once."""
+    counted = {id(p): p.numel() for p in model.parameters()}
+    held = {id(p): p.numel() for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    return sum(counted.values()) - (0 if embedding else sum(held.values()))
+
+
+def _there(real: Bool[Tensor, "b n"] | None) -> Mask:
+    return Mask() if real is None else Padding(real)

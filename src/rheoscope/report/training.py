@@ -1,0 +1,191 @@
+"""`rheoscope train` as a person sees it: recipes in a table, a bar while it learns, one line at the end."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.models import state
+from rheoscope.models.recipes import RECIPES, Recipe, recipe, setting
+from rheoscope.models.sources import corpus_for
+from rheoscope.models.task import task_of
+from rheoscope.models.train import Figures, Place, Tell, placed, train
+from rheoscope.shapes import RheoscopeError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
+SHOWN = ("loss", "bits per byte", "perplexity")
+"""Held-out figures that are worth a line."""
+
+
+def recipe_table() -> "Table":
+    """Every recipe with its size and the first phrase of its page.
+
+    >>> recipe_table().row_count == len(RECIPES)
+    True
+    """
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("recipe", "parameters", "what it is"):
+        table.add_column(column, justify="right" if column == "parameters" else "left", no_wrap=column != "what it is")
+    for name, made in RECIPES.items():
+        table.add_row(name, millions(made()), (made.__doc__ or "").split("\n")[0])
+    return table
+
+
+def millions(of: Recipe) -> str:
+    """How many parameters a recipe trains, with the vocabulary it names.
+
+    >>> from rheoscope.models.recipes import gpt2
+    >>> millions(gpt2())
+    '124M'
+    """
+    import torch
+
+    from rheoscope.models.transformer import build, parameter_count
+
+    with torch.device("meta"):
+        count = parameter_count(build(of.config)) / 1e6
+    return f"{count:.0f}M" if count >= 20 else f"{count:.3g}M"
+
+
+def show_recipes() -> None:
+    """What `rheoscope train --list` does."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(recipe_table())
+    console.print(
+        "[dim]rheoscope train RECIPE --data FILE… --out DIR; --set name=value changes any of it[/]", soft_wrap=True
+    )
+
+
+def show(
+    name: str,
+    data: Sequence[Path],
+    out: Path,
+    held_out: Sequence[Path] = (),
+    settings: Sequence[str] = (),
+    steps: int | None = None,
+    device: str | None = None,
+    tensorboard: bool = False,
+) -> None:
+    """What `rheoscope train` does: prepare the data, train or go on training, say what to type next."""
+    changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
+    wanted = recipe(name).but(**changes)
+    check_out(out)
+    with placed(device) as place:
+        try:
+            line = _trained(wanted, data, held_out, out, device, tensorboard, place)
+        except KeyboardInterrupt:
+            if place.first:
+                _say(f"stopped, {state.kept(out)}; type the same command to go on")
+            raise SystemExit(130) from None
+    if place.first:
+        print(line)
+
+
+def _trained(
+    wanted: Recipe,
+    data: Sequence[Path],
+    held_out: Sequence[Path],
+    out: Path,
+    device: str | None,
+    tensorboard: bool,
+    place: Place,
+) -> str:
+    """Prepare, train, and the line that ends it."""
+    with preparing(place.first) as told:
+        corpus = corpus_for(wanted, data, held_out, out / "data", place, told)
+    begun = state.kept_step(out)
+    finished, words = begun == wanted.steps, f'rheoscope generate --model {shlex.quote(str(out))} "…"'
+    with learning(wanted, out, begun, place.first, tensorboard) as tell:
+        figures = train(wanted, task_of(corpus), out, corpus.tokenizer, device, tell=tell, say=_say)
+    did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
+    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}); type {words}"
+
+
+def check_out(out: Path) -> None:
+    """Refuse a place where no folder can be."""
+    if out.exists() and not out.is_dir():
+        raise RheoscopeError(f"{out} is a file, expected a directory for the run; type another --out")
+
+
+def described(figures: Figures) -> str:
+    """Held-out figures in words.
+
+    >>> described({"loss": 1.23456, "step": 7, "bits per byte": 2.5})
+    'loss 1.2346, bits per byte 2.5000'
+    """
+    return ", ".join(f"{name} {figures[name]:.4f}" for name in SHOWN if name in figures)
+
+
+def _say(line: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False, markup=False).print(line, soft_wrap=True)
+
+
+@contextmanager
+def _bar(shown: bool, *columns: Any) -> Iterator["Progress"]:
+    """A bar on stderr where a person looks at it, nothing where it is piped."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True, highlight=False)
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
+        yield progress
+
+
+@contextmanager
+def preparing(shown: bool) -> Iterator[Callable[[str, float], None]]:
+    """A bar while a corpus is prepared."""
+    from rich.progress import BarColumn, TextColumn
+
+    with _bar(shown, TextColumn("{task.description}"), BarColumn()) as progress:
+        bar = progress.add_task("", total=1.0, visible=False)
+        yield lambda stage, share: progress.update(bar, description=stage, completed=share, visible=True)
+
+
+@contextmanager
+def learning(wanted: Recipe, out: Path, begun: int, shown: bool, tensorboard: bool) -> Iterator[Tell]:
+    """A bar while a model learns, a line above it for every held-out figure; the same figures to TensorBoard if asked."""
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+    writer = events(out, begun) if tensorboard and shown else None
+    steps, facts = TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"), TextColumn("{task.description}")
+    with _bar(shown, steps, BarColumn(), facts, TimeRemainingColumn()) as bar:
+        task = bar.add_task("", total=wanted.steps, completed=begun)
+
+        def tell(figures: Figures) -> None:
+            speed = (bar.tasks[task].speed or 0) * wanted.batch * wanted.context
+            facts = f"loss {figures['train loss']:.3f} · {speed:,.0f} tokens/s" if "train loss" in figures else None
+            bar.update(task, completed=figures["step"], description=facts)
+            if "loss" in figures and not bar.disable:
+                bar.console.print(f"step {figures['step']:,}: held out {described(figures)}")
+            if "loss" in figures and writer is not None:
+                record(writer, figures)
+
+        yield tell
+    if writer is not None:
+        writer.close()
+
+
+def record(writer: Any, figures: Figures) -> None:
+    """A line of the log as TensorBoard keeps it."""
+    for name, value in figures.items():
+        if name != "step":
+            writer.add_scalar(name, value, int(figures["step"]))
+
+
+def events(out: Path, begun: int) -> Any:
+    """Where TensorBoard looks: `tensorboard --logdir OUT`; what a killed run wrote after its last checkpoint is dropped."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise RheoscopeError("--tensorboard needs a package; type pip install 'rheoscope[train]'") from error
+    return SummaryWriter(str(out / "tensorboard"), purge_step=begun + 1)

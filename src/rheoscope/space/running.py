@@ -1,0 +1,157 @@
+"""A model that runs: texts become points by plain hooks, whoever computes; only how to call it differs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Edit, Hook, Text
+from rheoscope.space.stream import Description, changing, taps, watching
+from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
+
+
+@dataclass(frozen=True, eq=False)
+class Running(ABC):
+    """A network, its tokenizer (or None), its description and its View. `rheoscope.load` makes one.
+
+    A maker says four things: how to call the network, how its heads are edited, how a string becomes ids and how an id
+    becomes a string. Everything else is the same for all of them.
+    """
+
+    network: Any
+    tokenizer: Any
+    said: Description
+    view: View
+
+    @abstractmethod
+    def call(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n vocabulary"]:
+        """Logits, by the network itself; `real` is False where a text is padded, None where nothing is."""
+
+    @abstractmethod
+    def pass_through(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> None:
+        """Every point of the stream is computed, and no logits."""
+
+    @abstractmethod
+    def editing(self, edit: Mapping[tuple[int, int], Edit]) -> AbstractContextManager[None]:
+        """Inside, heads (layer, head) are computed by their edits; undone on exit."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Ids of a string, special tokens as the tokenizer adds them."""
+
+    @abstractmethod
+    def decode(self, token: int) -> str:
+        """One id as text."""
+
+    def trace(self, text: Text | Sequence[Text], logits: bool = False) -> Any:
+        """The text as points of E after every half-layer; a list of texts gives a list of Traces from one batch.
+
+        `logits=True` keeps the logits (N, vocabulary) too, equal bit for bit to the untouched model's for one text.
+        """
+        many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
+        batch: Any = text if many else [text]
+        traces = self._traces(
+            [self.ids(one) for one in batch], [one if isinstance(one, str) else "" for one in batch], logits
+        )
+        return traces if many else traces[0]
+
+    @torch.no_grad()
+    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool) -> list[Trace]:
+        (ids, real), table = padded(batch), self.said.embed.weight
+        ids, real = ids.to(table.device), None if real is None else real.to(table.device)
+        points = torch.empty(len(taps(self.said)), *ids.shape, self.view.width, device=table.device, dtype=table.dtype)
+        said: Tensor | None = None
+        with watching(self.said, points):
+            if logits:
+                said = self.call(ids, real)
+            else:
+                self.pass_through(ids, real)
+        return [
+            self._trace(points[:, b], one, texts[b], None if said is None else said[b]) for b, one in enumerate(batch)
+        ]
+
+    def _trace(self, points: Tensor, ids: Tensor, text: str, logits: Tensor | None) -> Trace:
+        n, per_layer = len(ids), len(self.said.layers[0])
+        where = tuple(per_layer * layer for layer in range(self.view.layers))
+        return Trace(
+            view=self.view,
+            points=points[:, :n],
+            steps=tuple(tap.label for tap in taps(self.said)),
+            tokens=self.words(ids),
+            ids=ids,
+            where=where,
+            middle=tuple(at + 1 for at in where),
+            text=text,
+            logits=None if logits is None else logits[:n],
+            not_read=frozenset(tap.label for tap in taps(self.said) if tap.added),
+            facts=dict(self.view.facts),
+        )
+
+    def run(
+        self,
+        text: Text,
+        edit: Mapping[tuple[int, int], Edit] | None = None,
+        hooks: Mapping[str, Hook] | None = None,
+    ) -> Tensor:
+        """Logits (n, vocabulary), with heads edited and points changed; undone on exit, gradients allowed.
+
+        `edit={(layer, head): f}`: f(q, k, v, mechanism) of that head (b, 1, n, ·) gives its output (b, 1, n, e).
+        `hooks={"L3.resid_mid": g}`: the points (b, n, d) at that step become g(points).
+        """
+        ids = self.ids(text)[None].to(self.said.embed.weight.device)
+        with self.editing(edit or {}), changing(self.said, hooks or {}):
+            return self.call(ids, None)[0]
+
+    def ids(self, text: Text) -> Int[Tensor, " n"]:
+        """Token ids as the tokenizer makes them (special tokens included), or the ids given; looked at once, here."""
+        if isinstance(text, str) and self.tokenizer is None:
+            raise RheoscopeError("this model has no tokenizer: type token ids, or rs.load(model, tokenizer=…)")
+        ids = torch.tensor(self.encode(text)).long() if isinstance(text, str) else whole_numbers(text)
+        longest, vocabulary = self.view.facts.get("context"), len(self.view.embed)
+        if not len(ids) or (isinstance(text, str) and not text):  # a tokenizer may put a start token before nothing
+            raise RheoscopeError("the text has no tokens; type at least one word")
+        if longest is not None and len(ids) > longest:
+            raise RheoscopeError(
+                f"the text has {len(ids)} tokens, the model reads at most {longest}; type a shorter text"
+            )
+        if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+            raise RheoscopeError(
+                f"token ids lie in 0 to {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}; type ids of this model"
+            )
+        return ids
+
+    def words(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
+        """Each token as text; the number itself where there is no tokenizer."""
+        if self.tokenizer is None:
+            return [str(int(one)) for one in ids]
+        return [self.decode(int(one)) for one in ids]
+
+
+def whole_numbers(text: Any) -> Int[Tensor, " n"]:
+    """Ids from a list, an array or a tensor of whole numbers; anything else is refused."""
+    try:
+        ids = torch.as_tensor(text)
+    except (TypeError, ValueError, RuntimeError):
+        ids = None
+    if ids is not None and ids.ndim == 1 and not len(ids):
+        return ids.long()
+    if ids is None or ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+        came = type(text).__name__ if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise RheoscopeError(f"one text is a string or a list of whole numbers, got {came}; type a string or [1, 2, 3]")
+    return ids.long().cpu()
+
+
+def padded(batch: list[Tensor]) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"] | None]:
+    """Texts side by side, padded on the right; None where nothing is padded, so that the fused kernel stays plain."""
+    longest = max(len(ids) for ids in batch)
+    ids = torch.stack([torch.nn.functional.pad(one, (0, longest - len(one))) for one in batch])
+    there = torch.stack([torch.arange(longest) < len(one) for one in batch])
+    return ids, None if bool(there.all()) else there

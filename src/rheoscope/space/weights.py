@@ -1,0 +1,63 @@
+"""The weights of any network: finite, told apart by a hash, in a whole file, where and in the dtype that is wanted."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rheoscope.shapes import RheoscopeError
+
+
+def check_weights(network: Any) -> None:
+    """Refuse weights that are not numbers, by name."""
+    for name, x in network.named_parameters():
+        if x.is_floating_point() and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+            raise RheoscopeError(f"the weight {name} holds NaN or infinity; the checkpoint is broken: get it again")
+
+
+def fingerprint(network: Any, config: str = "") -> str:
+    """A hash of every weight (BLAKE2b, 16 hex digits) and of what a config says: the same one is the same model."""
+    digest = hashlib.blake2b(config.encode(), digest_size=8)
+    for name, x in sorted(network.state_dict().items()):
+        digest.update(f"{name}{tuple(x.shape)}{x.dtype}".encode())
+        digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def placed(network: Any, device: torch.device, dtype: torch.dtype | None, tables: tuple[str, ...]) -> Any:
+    """The network on a device and in a dtype; buffers whose names end as `tables` say keep theirs."""
+    kept = {name: x for name, x in network.named_buffers() if name.endswith(tables)}
+    network = network.to(device, dtype)
+    for name, x in kept.items():
+        module, _, leaf = name.rpartition(".")
+        setattr(network.get_submodule(module), leaf, x.to(device))
+    return network
+
+
+def dtype_of(dtype: str | None, device: str | None) -> Any:
+    """float32 on the CPU, the checkpoint's own on CUDA, or the one asked for."""
+    if dtype is None:
+        return torch.float32 if device in (None, "cpu") else "auto"
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if dtype not in known:
+        raise RheoscopeError(f"unknown dtype {dtype!r}; type one of {', '.join(known)}")
+    return known[dtype]
+
+
+def device_of(device: str) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise RheoscopeError(f"there is no device {device!r} here; type device='cpu'") from error
+
+
+def check_safetensors(file: Path) -> None:
+    """Header and length, without reading the tensors: a truncated file is refused before anything is built."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened_file:
+            opened_file.keys()
+    except (SafetensorError, OSError) as error:
+        raise RheoscopeError(f"{file} is truncated or corrupt ({error}); get it again") from error

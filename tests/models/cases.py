@@ -1,0 +1,180 @@
+"""What the tests of our own models share: a tiny one for every way to build a Transformer, nothing at its initial value."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rheoscope as rs
+from rheoscope.attention.mechanism import positions
+from rheoscope.models.checkpoint import save
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer
+from tests.pretrained.cases import CONTEXT, LENGTH, VOCABULARY, once, randomised, text
+
+
+def tiny(**more: Any) -> Config:
+    return Config(
+        **{"vocabulary": VOCABULARY, "width": 32, "depth": 2, "heads": 4, "context": CONTEXT, "hidden": 24} | more
+    )
+
+
+CASES: dict[str, Config] = {
+    "own": tiny(kv_heads=2, tied=False),
+    "own_biased": tiny(norm="layer", position="learned", bias=True, ffn="gelu"),
+    "own_encoder": tiny(
+        form="encoder",
+        placement="post",
+        norm="layer",
+        position="sinusoidal",
+        bias=True,
+        ffn="relu",
+        scaled_embedding=True,
+    ),
+    "own_encoder_buckets": tiny(form="encoder", position="buckets", kv_heads=2),
+    "own_alibi": tiny(position="alibi", kv_heads=2, head_width=12),
+    "own_buckets": tiny(position="buckets", bias=True),
+    "own_bare": tiny(norm="none", ffn="gelu"),
+    "own_branch": tiny(norm="layer", position="learned", bias=True, branch=0.4),
+    "own_branch_post": tiny(placement="post", branch=0.6, position="none", kv_heads=1),
+    "own_metric": tiny(mechanism="metric", options={"sigma": 2.0}),
+    "own_mahalanobis": tiny(mechanism="mahalanobis", position="learned", norm="layer", bias=True),
+    "own_bilinear": tiny(mechanism="bilinear", position="alibi", kv_heads=2),
+    "own_sigmoid": tiny(mechanism="sigmoid"),
+    "own_entmax": tiny(mechanism="entmax15", position="buckets"),
+    "own_sink": tiny(mechanism="softmax_sink", kv_heads=2),
+    "own_relu": tiny(mechanism="relu", bias=True, norm="layer"),
+    "own_shaped": tiny(mechanism="shaped", norm="layer"),
+    "own_sinkhorn": tiny(mechanism="sinkhorn", form="encoder", position="learned"),
+    "own_cosine": tiny(mechanism="cosine", kv_heads=2),
+    "own_additive": tiny(mechanism="additive", options={"hidden": 6}, position="alibi"),
+    "own_relation": tiny(mechanism="relation", options={"features": 6, "hidden": 5}),
+    "own_linear": tiny(mechanism="linear", position="learned"),
+    "own_laplace": tiny(mechanism="kernel_laplace"),
+    "own_turned_bilinear": tiny(mechanism="bilinear"),
+}
+EVERY = list(CASES)
+NO_FORM = {"own_cosine", "own_additive", "own_relation", "own_linear", "own_laplace", "own_turned_bilinear"}
+"""Scores that are no bilinear form of the tokens (at an offset): no M."""
+WITH_M = [name for name in EVERY if name not in NO_FORM]
+DOT = [name for name in WITH_M if name not in {"own_metric", "own_mahalanobis", "own_bilinear"}]
+"""Scaled dot products of queries and keys, whatever follows them."""
+BIDIRECTIONAL = {name for name in EVERY if CASES[name].form == "encoder"}
+POST_NORM = {name for name in EVERY if CASES[name].placement == "post"}
+UNMASKED = {"own_sinkhorn"}
+"""Not defined under a mask, so not in a padded batch."""
+KINDS = [
+    "own",
+    "own_biased",
+    "own_encoder",
+    "own_alibi",
+    "own_buckets",
+    "own_bare",
+    "own_branch",
+    "own_metric",
+    "own_sink",
+]
+"""One case for each way of describing a model."""
+
+
+def made(name: str) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return randomised(Transformer(CASES[name]))
+
+
+@once
+def network(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The module of a case. Shared: change only a copy (`changed`)."""
+    return made(name).to(dtype)
+
+
+@once
+def model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The same opened by Rheoscope."""
+    return rs.load(network(name, dtype))
+
+
+def changed(name: str, change: Callable[[Any], None], dtype: torch.dtype = torch.float64) -> Any:
+    """The model opened after `change(network)` on a copy of it."""
+    other = copy.deepcopy(network(name, dtype))
+    with torch.no_grad():
+        change(other)
+    return rs.load(other)
+
+
+@once
+def traced(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> Any:
+    """The trace of one text, made once a session."""
+    return model(name, dtype).trace(text(seed, n), logits=True)
+
+
+@torch.no_grad()
+def untouched(name: str, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits (n, vocabulary) of a module that Rheoscope never saw."""
+    return made(name).to(dtype)(ids[None])[0]
+
+
+class Seen:
+    """What one attention module was given and what it made of it: placed q, k (h, n, ·), v, the mask, scores, weights."""
+
+    def __init__(self, module: Any, args: tuple[Any, ...], out: Tensor) -> None:
+        u, mask, turn, position, *_ = args
+        q, k, v = module.project(u, turn)
+        repeat = q.shape[1] // k.shape[1]
+        self.q, self.k, self.v = q[0], k[0].repeat_interleave(repeat, 0), v[0].repeat_interleave(repeat, 0)
+        i, j = positions(u.shape[1], u.shape[1])
+        self.permitted = mask(i, j)
+        mechanism = module.mechanism.current()
+        self.scores = mechanism.score(self.q[None], self.k[None])[0]
+        bias = None if position is None else position.bias(i, j)
+        self.scores = self.scores if bias is None else self.scores + bias
+        self.weights = mechanism.normaliser(self.scores.masked_fill(~self.permitted, -torch.inf)[None])[0]
+        rebuilt = module.write((self.weights @ self.v).transpose(0, 1).flatten(1))
+        assert float((rebuilt - out[0]).norm() / out.norm()) < (1e-5 if u.dtype is torch.float32 else 1e-11)
+
+
+@contextmanager
+def spying(network: Any) -> Iterator[list[Seen]]:
+    """While a module runs, keep what each attention layer sees and does, layer by layer."""
+    seen: list[Seen] = []
+    handles = [
+        block.attention.register_forward_hook(lambda module, args, out: seen.append(Seen(module, args, out)))
+        for block in network.stack.blocks
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@once
+def seen(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> tuple[Any, tuple[Seen, ...]]:
+    """A trace of one text, and the attention that the module computed on the way, from outside."""
+    of = model(name, dtype)
+    with spying(of.network) as layers:
+        trace = of.trace(text(seed, n), logits=True)
+    return trace, tuple(layers)
+
+
+@torch.no_grad()
+def stream(name: str, ids: Tensor) -> list[Tensor]:
+    """The embedding, then the stream after each layer, by hand: the blocks called one after the other."""
+    stack = network(name).stack
+    states: list[Tensor] = []
+    handles = [stack.blocks[0].register_forward_pre_hook(lambda module, args: states.append(args[0]))]
+    handles += [block.register_forward_hook(lambda module, args, out: states.append(out)) for block in stack.blocks]
+    network(name)(ids[None])
+    for handle in handles:
+        handle.remove()
+    return states
+
+
+def saved(name: str, directory: Path, **more: Any) -> Path:
+    """The model of a case as a directory."""
+    return save(network(name), directory, **more)

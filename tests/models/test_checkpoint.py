@@ -1,0 +1,248 @@
+"""Our own checkpoints: whole, equal after a round trip, and one line for each way to break one."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import rheoscope as rs
+from rheoscope.models.checkpoint import config_of, fill, initial, opened, save
+from rheoscope.models.transformer import Transformer, Translator
+from rheoscope.models.vocabulary import characters
+from rheoscope.shapes import RheoscopeError
+from tests.attention.cases import as_users_run
+from tests.models.cases import CASES, EVERY, model, network, saved, tiny, traced
+from tests.pretrained.cases import gap, randomised, text
+
+Q, FFN = "stack.blocks.1.attention.read.weight", "stack.blocks.0.ffn.read.weight"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_was_saved_opens_with_the_same_logits(name: str, tmp_path: Path) -> None:
+    of = rs.load(saved(name, tmp_path))
+    assert torch.equal(of.trace(text(), logits=True).logits, traced(name).logits)
+    assert of.view.facts["weights"] == model(name).view.facts["weights"]
+    assert of.view.facts["model"] == str(tmp_path)
+    assert not of.network.training
+    assert config_of(tmp_path) == CASES[name]
+
+
+def test_the_files_of_a_model(tmp_path: Path) -> None:
+    saved("own", tmp_path / "deep" / "er", tokenizer=characters(["abc"], []), card={"loss": 1.5})
+    files = sorted(file.name for file in (tmp_path / "deep" / "er").iterdir())
+    assert files == ["card.json", "config.json", "model.safetensors", "tokenizer.json"]
+    assert json.loads((tmp_path / "deep" / "er" / "card.json").read_text()) == {"loss": 1.5}
+    assert json.loads((tmp_path / "deep" / "er" / "config.json").read_text())["model_type"] == "rheoscope"
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    tied, untied = (
+        set(load_file(saved(name, tmp_path / name) / "model.safetensors")) for name in ("own_biased", "own")
+    )
+    assert "unembed.weight" not in tied
+    assert {"unembed.weight", "stack.embed.weight"} <= untied
+    again, _ = opened(tmp_path / "own_biased")
+    assert again.unembed.weight is again.stack.embed.weight
+
+
+def test_an_encoder_decoder_is_saved_and_filled_again(tmp_path: Path) -> None:
+    net = randomised(Translator(tiny(form="encoder-decoder", bias=True)))
+    again, _ = opened(save(net, tmp_path))
+    assert isinstance(again, Translator)
+    source, target = text(1)[None], text(2, 7)[None]
+    assert torch.equal(again(source, target), net(source, target))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_the_space(dtype: str, tmp_path: Path) -> None:
+    """Stored as asked; float32 again on a CPU, equal to the rounded weights."""
+    saved("own", tmp_path / "full")
+    saved("own", tmp_path / "half", dtype=dtype)
+    assert all(x.dtype is getattr(torch, dtype) for x in load_file(tmp_path / "half" / "model.safetensors").values())
+    sizes = [(tmp_path / which / "model.safetensors").stat().st_size for which in ("full", "half")]
+    assert sizes[1] < 0.6 * sizes[0]
+    of = rs.load(tmp_path / "half")
+    assert of.view.facts["dtype"] == "float32"
+    rounded = network("own").stack.embed.weight.to(getattr(torch, dtype)).float()
+    assert torch.equal(of.view.embed, rounded)
+    assert fill(Transformer(CASES["own"]), tmp_path / "half") is getattr(torch, dtype)
+    assert rs.load(tmp_path / "half", dtype="float64").view.facts["dtype"] == "float64"
+
+
+def test_a_float64_model_keeps_its_numbers(tmp_path: Path) -> None:
+    save(network("own", torch.float64), tmp_path)
+    of = rs.load(tmp_path, dtype="float64")
+    assert gap(of.run(text()), traced("own", torch.float64).logits) <= 1e-12
+
+
+def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
+    saved("own_biased", tmp_path)
+    assert torch.equal(rs.load(saved("own", tmp_path)).run(text()), traced("own").logits)
+
+
+def test_a_failed_save_leaves_the_model_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved("own", tmp_path)
+    held = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def full(*args: Any, **kw: Any) -> None:
+        from safetensors import SafetensorError
+
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        saved("own_biased", tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == held
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes anywhere")
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(RheoscopeError, match="cannot write"):
+        saved("own", tmp_path / "model")
+
+
+def test_a_tokenizer_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "words.json"
+    characters(["abc"], []).save(str(file))
+    of = rs.load(saved("own", tmp_path / "model", tokenizer=file))
+    assert of.trace("cab").ids.tolist() == [2, 0, 1]
+
+
+# Broken ones
+
+
+def with_tensors(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> Path:
+    file = directory / "model.safetensors"
+    tensors = {key: x.clone() for key, x in load_file(file).items()}
+    change(tensors)
+    save_file(tensors, file)
+    return directory
+
+
+def told(directory: Path, **fields: Any) -> Path:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return directory
+
+
+def cut(directory: Path, left: int) -> Path:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:left])
+    return directory
+
+
+def filled(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[name].view(-1)[5] = value
+
+    return change
+
+
+def without(directory: Path, file: str) -> Path:
+    (directory / file).unlink()
+    return directory
+
+
+def written(directory: Path, file: str, held: str) -> Path:
+    (directory / file).write_text(held)
+    return directory
+
+
+UNFIT = r"the weights of .* do not fit its config \({}: .*\); get both again"
+BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "empty": (lambda to: cut(to, 0), r"model.safetensors is truncated or corrupt .*; get it again"),
+    "cut in the header": (lambda to: cut(to, 60), r"truncated or corrupt .*; get it again"),
+    "one byte short": (lambda to: cut(to, -1), r"truncated or corrupt .*; get it again"),
+    "no weights": (lambda to: without(to, "model.safetensors"), r"holds no model.safetensors; type the directory"),
+    "wider": (lambda to: told(to, width=48), UNFIT.format("of another shape")),
+    "more words": (lambda to: told(to, vocabulary=41), UNFIT.format("of another shape")),
+    "more layers": (lambda to: told(to, depth=3), UNFIT.format("missing")),
+    "fewer layers": (lambda to: told(to, depth=1), UNFIT.format("unknown")),
+    "biases": (lambda to: told(to, bias=True), UNFIT.format("missing")),
+    "other positions": (lambda to: told(to, position="learned"), UNFIT.format("missing")),
+    "missing tensor": (lambda to: with_tensors(to, lambda x: x.pop(Q)), rf"\(missing: {Q}\); get both again"),
+    "further tensor": (
+        lambda to: with_tensors(to, lambda x: x.update(more=torch.ones(2))),
+        r"\(unknown: more\); get both again",
+    ),
+    "whole numbers": (
+        lambda to: with_tensors(to, lambda x: x.update({Q: x[Q].long()})),
+        UNFIT.format("no floating-point numbers"),
+    ),
+    "NaN": (lambda to: with_tensors(to, filled(FFN, torch.nan)), rf"the weight {FFN} holds NaN or infinity; .* get it"),
+    "infinity": (lambda to: with_tensors(to, filled(Q, torch.inf)), rf"the weight {Q} holds NaN or infinity"),
+    "unknown field": (lambda to: told(to, flavour="sweet"), r"this config has the unknown field 'flavour'; "),
+    "unknown mechanism": (lambda to: told(to, mechanism="magic"), r"unknown mechanism 'magic'; type one of"),
+    "unknown form": (lambda to: told(to, form="loop"), r"unknown form 'loop'; type one of decoder, encoder"),
+    "no tokenizer at all": (
+        lambda to: written(to, "tokenizer.json", "{"),
+        r"is no tokenizer.json \(.*\); get it again",
+    ),
+    "more tokens than words": (
+        lambda to: written(to, "tokenizer.json", characters(["".join(map(chr, range(65, 120)))], []).to_str()),
+        r"tokenizer.json has 55 tokens, the model 40; get both again",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_checkpoint_is_refused_in_one_line(fault: str, tmp_path: Path) -> None:
+    make, match = BROKEN[fault]
+    with as_users_run(), pytest.raises(RheoscopeError, match=match) as said:
+        rs.load(make(saved("own", tmp_path)))
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("held", "match"),
+    [
+        ("{", r"config.json is no JSON \(.*\); get it again"),
+        ("[]", "does not say"),
+        ('{"model_type": "gpt2"}', "does not say"),
+    ],
+)
+def test_a_config_of_something_else_is_refused(held: str, match: str, tmp_path: Path) -> None:
+    saved("own", tmp_path)
+    (tmp_path / "config.json").write_text(held)
+    with pytest.raises(RheoscopeError, match=match):
+        opened(tmp_path)
+    with pytest.raises(RheoscopeError, match=r"holds no config.json; type the directory that a model was saved to"):
+        opened(tmp_path / "nowhere")
+
+
+def test_no_device_and_no_dtype_of_that_name(tmp_path: Path) -> None:
+    for source in (saved("own", tmp_path), network("own")):
+        with pytest.raises(RheoscopeError, match="unknown dtype 'float8'; type one of float32"):
+            rs.load(source, dtype="float8")
+        with pytest.raises(RheoscopeError, match="there is no device 'warp' here; type device='cpu'"):
+            rs.load(source, device="warp")
+
+
+# The control
+
+
+@pytest.mark.parametrize("name", ["own", "own_biased", "own_additive"])
+def test_the_control_has_the_same_shapes_and_always_the_same_weights(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    one, other = rs.load(saved(name, tmp_path), untrained=True), rs.load(network(name), untrained=True)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert one.view.facts["weights"] == other.view.facts["weights"] != model(name).view.facts["weights"]
+    assert other.network is not network(name)
+    assert torch.equal(model(name).run(text()), traced(name).logits)
+    assert rs.load(tmp_path, untrained=True, dtype="bfloat16").view.facts["dtype"] == "bfloat16"
+
+
+def test_opening_leaves_the_seed_alone(tmp_path: Path) -> None:
+    saved("own", tmp_path)
+    before = torch.random.get_rng_state()
+    opened(tmp_path)
+    initial(CASES["own"])
+    assert torch.equal(torch.random.get_rng_state(), before)

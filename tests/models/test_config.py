@@ -1,0 +1,104 @@
+"""A config says all, survives a file, and refuses what cannot be built, field by field."""
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rheoscope.models.config import CHOICES, Config, usual_hidden
+from rheoscope.models.transformer import build
+from rheoscope.shapes import RheoscopeError
+from tests.attention.cases import as_users_run
+from tests.models.outside import tiny
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    *(({name: 0}, name) for name in ("vocabulary", "width", "depth", "heads", "context")),
+    *(({name: -2}, name) for name in ("vocabulary", "width", "depth", "kv_heads", "head_width", "hidden", "context")),
+    *(({name: 2.5}, name) for name in ("vocabulary", "width", "depth", "kv_heads", "head_width", "hidden", "context")),
+    ({"vocabulary": "many"}, "vocabulary"),
+    ({"heads": 4, "kv_heads": 3}, "kv_heads=4"),
+    *(({name: "odd"}, f"{name} 'odd'") for name in CHOICES),
+    ({"head_width": 3}, "even head_width"),
+    ({"width": 12, "heads": 4}, "even head_width"),
+    ({"dropout": 1.0}, "dropout"),
+    ({"dropout": -0.1}, "dropout"),
+    ({"width": 2, "heads": 4}, "head_width"),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), WRONG, ids=str)
+def test_a_wrong_field_is_refused_in_one_line(changes: dict[str, Any], named: str) -> None:
+    with as_users_run(), pytest.raises(RheoscopeError) as refusal:
+        tiny(**changes)
+    message = str(refusal.value)
+    assert named in message
+    assert "type " in message
+    assert "\n" not in message
+
+
+def test_odd_heads_are_fine_without_rotation() -> None:
+    assert tiny(head_width=3, position="learned").head_width == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"mechanism": "dot"}, "unknown mechanism 'dot'"),
+        ({"options": {"sigma": 1.0}}, "no option 'sigma'"),
+        ({"mechanism": "metric", "options": {"sigma": -1.0}}, "sigma must be a positive number"),
+    ],
+)
+def test_a_wrong_mechanism_is_refused_when_built(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(RheoscopeError, match=named):
+        build(tiny(**changes))
+
+
+def test_what_is_left_out_follows() -> None:
+    config = Config(vocabulary=100, width=192, heads=6)
+    assert (config.kv_heads, config.head_width, config.hidden) == (6, 32, 512)
+    assert Config(vocabulary=100, width=192, heads=6, ffn="gelu").hidden == 768
+
+
+@pytest.mark.parametrize("width", [8, 64, 128, 192, 256, 768, 4096])
+def test_a_gated_ffn_has_as_many_parameters_as_a_plain_one(width: int) -> None:
+    hidden, step = usual_hidden(width, "swiglu"), 64 if width >= 192 else 8
+    assert hidden % step == 0
+    assert 0 <= 3 * hidden - 2 * usual_hidden(width, "gelu") < 3 * step + 3  # rounded up, and by no more than a step
+
+
+def test_it_survives_a_file(tmp_path: Path) -> None:
+    import json
+
+    config = tiny(mechanism="metric", options={"sigma": 2.0}, kv_heads=2, branch=0.5, dropout=0.1)
+    config.save(tmp_path / "config.json")
+    told = json.loads((tmp_path / "config.json").read_text())
+    assert told["model_type"] == "rheoscope"
+    assert Config.of(told) == config
+
+
+def test_a_foreign_config_is_refused_by_name() -> None:
+    with pytest.raises(RheoscopeError, match="'n_embd'"):
+        Config.of({"vocabulary": 9, "n_embd": 16})
+    with pytest.raises(RheoscopeError, match="no vocabulary"):
+        Config.of({"width": 16})
+
+
+def test_changed_widths_take_what_follows_with_them() -> None:
+    config = Config(vocabulary=9, width=64, heads=4)
+    wider = config.but(width=128)
+    assert (wider.head_width, wider.hidden) == (32, usual_hidden(128, "swiglu"))
+    assert config.but(heads=8).kv_heads == 8
+    assert config.but(width=128, hidden=100).hidden == 100
+    assert config.but(depth=2) == Config(vocabulary=9, width=64, heads=4, depth=2)
+
+
+def test_changed_heads_and_ffn_take_what_follows_with_them() -> None:
+    config = Config(vocabulary=9, width=64, heads=4)
+    assert config.but(heads=8) == Config(vocabulary=9, width=64, heads=8)
+    assert config.but(ffn="relu") == Config(vocabulary=9, width=64, heads=4, ffn="relu")
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        tiny().width = 3  # type: ignore[misc]

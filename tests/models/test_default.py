@@ -1,0 +1,76 @@
+"""The model that ships: opened without transformers, small, exact, and with something in it to look at."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.opening import DEFAULT
+
+
+@pytest.fixture(scope="module")
+def model():  # type: ignore[no-untyped-def]
+    return rs.load()
+
+
+def test_it_is_small_and_has_its_card_and_licence() -> None:
+    sizes = {file.name: file.stat().st_size for file in Path(DEFAULT).iterdir() if file.is_file()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "LICENSE"} <= set(sizes)
+    assert sum(sizes.values()) <= 12_000_000
+
+
+def test_it_opens_without_transformers() -> None:
+    code = "import sys, rheoscope as rs; rs.load().trace('The keys'); sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_it_is_exact_and_speaks(model) -> None:  # type: ignore[no-untyped-def]
+    assert model.view.facts["certificate"].closure <= 1e-5
+    assert model.view.facts["model"] == "the default model"
+    trace = model.trace("The keys to the cabinet are", logits=True)
+    assert trace.tokens[0] == "<|endoftext|>"
+    assert "".join(trace.tokens[1:]) == "The keys to the cabinet are"
+    assert trace.logits is not None
+
+
+def nats(model, ids: list[int]) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    with torch.no_grad():
+        laws = model.run(ids).log_softmax(-1)
+    return -laws[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def test_a_random_sequence_is_predicted_far_better_the_second_time(model) -> None:  # type: ignore[no-untyped-def]
+    """Induction; the same architecture untrained shows none of it."""
+    control, gains = rs.load(untrained=True), {"trained": 0.0, "untrained": 0.0}
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        words = torch.randint(260, 4096, (48,), generator=draw).tolist()
+        for name, one in (("trained", model), ("untrained", control)):
+            cost = nats(one, [0, *words, *words])
+            gains[name] += float(cost[:48].mean() - cost[49:].mean()) / 8
+    assert gains["trained"] > 3
+    assert abs(gains["untrained"]) < 0.5
+
+
+def test_english_is_predicted_better_than_shuffled_english(model) -> None:  # type: ignore[no-untyped-def]
+    ids = model.ids(
+        "The city lies on the river, and in the nineteenth century it was the capital of the country."
+    ).tolist()
+    shuffled = [
+        0,
+        *(ids[1 + int(at)] for at in torch.randperm(len(ids) - 1, generator=torch.Generator().manual_seed(1))),
+    ]
+    assert float(nats(model, ids).mean()) < 4.5 < 6 < float(nats(model, shuffled).mean())
+
+
+def test_some_heads_are_sinks(model) -> None:  # type: ignore[no-untyped-def]
+    """A head gives far more to the first token than its share among those that it may see."""
+    trace = model.trace(
+        "The keys to the cabinet are on the table. The city of London lies on the river Thames, in England."
+    )
+    seen = 1 / torch.arange(2, len(trace) + 1)
+    most = max(float(trace.statistics(layer)["first"][:, 1:].mean(-1).max()) for layer in range(trace.view.layers))
+    assert most > 3 * float(seen.mean())

@@ -1,0 +1,116 @@
+"""Aligned sentences become padded batches: nothing lost, like lengths together, one function of seed and step."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rheoscope.models.data import Corpus
+from rheoscope.models.pairs import PairCorpus, Pairs, prepare_pairs
+from rheoscope.models.vocabulary import decode, load_tokenizer
+from rheoscope.shapes import RheoscopeError
+
+ENGLISH = [f"a dog of {at} years runs{' very' * (at % 5)} fast" for at in range(100)]
+GERMAN = [f"ein Hund von {at} Jahren läuft{' sehr' * (at % 5)} schnell" for at in range(100)]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    for name, sentences in (("en", ENGLISH), ("de", GERMAN)):
+        (tmp_path / name).write_text("\n".join(sentences) + "\n")
+    return tmp_path / "en", tmp_path / "de"
+
+
+def pairs_of(lengths: list[tuple[int, int]]) -> Pairs:
+    """Pairs of these lengths; every token of pair i has the id i + 3."""
+    sides = [side for at, pair in enumerate(lengths) for side in ([at + 3] * pair[0], [at + 3] * pair[1])]
+    return Pairs(np.concatenate([np.array(side, np.int64) for side in sides]), np.cumsum([len(side) for side in sides]))
+
+
+def texts(corpus: PairCorpus, ids: torch.Tensor) -> list[str]:
+    tokenizer = load_tokenizer(corpus.tokenizer)
+    return [decode(tokenizer, row.tolist()) for row in ids]
+
+
+def test_an_epoch_shows_every_pair_once(files: tuple[Path, Path], tmp_path: Path) -> None:
+    corpus = prepare_pairs([files[0]], [files[1]], tmp_path / "out", vocabulary=400)
+    seen = []
+    for step in range(corpus.steps(200)):
+        sources, targets = corpus.batch(step, 200, seed=5)
+        assert max(sources.numel(), targets.numel()) <= 200
+        seen += list(zip(texts(corpus, sources), texts(corpus, targets), strict=True))
+    assert sorted(seen) == sorted(zip(ENGLISH[:98], GERMAN[:98], strict=True))
+    assert corpus.vocabulary <= 400
+
+
+def test_held_out_pairs_come_in_the_order_of_their_file(files: tuple[Path, Path], tmp_path: Path) -> None:
+    corpus = prepare_pairs([files[0]], [files[1]], tmp_path / "out", vocabulary=400, held_out=files)
+    assert len(corpus.train) == len(corpus.held_out) == 100
+    batches = list(corpus.held_out_batches(100))
+    assert max(side.numel() for batch in batches for side in batch) <= 100
+    assert [text for _, targets in batches for text in texts(corpus, targets)] == GERMAN
+
+
+def test_several_files_are_one_corpus(files: tuple[Path, Path], tmp_path: Path) -> None:
+    corpus = prepare_pairs([files[0], files[1]], [files[1], files[0]], tmp_path / "out", vocabulary=400, held_out=files)
+    assert len(corpus.train) == 200
+    assert texts(corpus, corpus.train.padded([100])[0]) == [GERMAN[0]]
+
+
+def test_ids_of_a_batch() -> None:
+    sources, targets = pairs_of([(2, 1), (1, 3), (0, 0)]).padded([0, 1, 2])
+    assert sources.tolist() == [[3, 3, 2], [4, 2, 0], [2, 0, 0]]
+    assert targets.tolist() == [[1, 3, 2, 0, 0], [1, 4, 4, 4, 2], [1, 2, 0, 0, 0]]
+
+
+lengths = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=60)
+
+
+@given(lengths, st.integers(14, 80), st.integers(0, 300), st.integers(0, 5))
+def test_a_batch_is_a_function_of_seed_and_step(
+    sizes: list[tuple[int, int]], tokens: int, step: int, seed: int
+) -> None:
+    one, other = (PairCorpus(pairs_of(sizes), pairs_of(sizes), 99, Path("tokenizer.json")) for _ in range(2))
+    one.batch(step + 7, tokens, seed)  # what was asked before does not matter
+    for side, again in zip(one.batch(step, tokens, seed), other.batch(step, tokens, seed), strict=True):
+        assert torch.equal(side, again)
+        assert side.numel() <= tokens
+    epoch = step // one.steps(tokens)
+    steps = range(epoch * one.steps(tokens), (epoch + 1) * one.steps(tokens))
+    assert sum(len(one.batch(at, tokens, seed)[0]) for at in steps) == len(sizes)
+
+
+def test_like_lengths_stand_together_and_epochs_differ() -> None:
+    pairs = pairs_of([(at % 9, at % 9) for at in range(900)])
+    corpus = PairCorpus(pairs, pairs, 999, Path("tokenizer.json"))
+    steps = corpus.steps(110)
+    epochs = [[corpus.batch(at, 110)[1] for at in range(first, first + steps)] for first in (0, steps)]
+    padding = sum(int((targets == 0).sum()) for targets in epochs[0]) / sum(targets.numel() for targets in epochs[0])
+    assert padding < 0.05
+    assert [batch.tolist() for batch in epochs[0]] != [batch.tolist() for batch in epochs[1]]
+    widths = [batch.shape[1] for batch in epochs[0]]
+    assert widths != sorted(widths)
+
+
+def test_mistakes_in_one_line(files: tuple[Path, Path], tmp_path: Path) -> None:
+    out, short = tmp_path / "out", tmp_path / "short"
+    short.write_text("eins\nzwei\n")
+    cases = [
+        (lambda: prepare_pairs([files[0]], [short], out), "en has 100 lines and .*short 2"),
+        (lambda: prepare_pairs([files[0]], [files[1]], out, held_out=(files[0], short)), "en has 100 lines"),
+        (lambda: prepare_pairs(list(files), [files[1]], out), "2 source and 1 target files"),
+        (lambda: prepare_pairs([tmp_path / "fr"], [files[1]], out), "there is no file"),
+        (lambda: prepare_pairs([files[0]], [files[1]], out, vocabulary=258), "259 or more"),
+        (lambda: prepare_pairs([files[0]], [files[1]], out, vocabulary=300).batch(0, 10), "the longest pair takes"),
+        (lambda: Corpus.open(out), "holds a corpus of pairs, expected one of text"),
+    ]
+    for mistake, said in cases:
+        with pytest.raises(RheoscopeError, match=said) as caught:
+            mistake()
+        assert "\n" not in str(caught.value)
+    (out / "train_ends.bin").write_bytes(b"")
+    with pytest.raises(RheoscopeError, match=r"train_ends.bin has 0 bytes"):
+        PairCorpus.open(out)

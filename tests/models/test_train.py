@@ -1,0 +1,228 @@
+"""Training: exact resume whatever kills a run, the same steps however a batch is cut, and it learns."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rheoscope.models.checkpoint import opened
+from rheoscope.models.generate import translate
+from rheoscope.models.train import Log, placed, read_log, train
+from rheoscope.shapes import RheoscopeError
+from tests.models.runs import (
+    END, START, VOCABULARY, apart, kept, prose, run, small, translation, translator, weights,
+)  # fmt: skip
+
+ROOT = Path(__file__).parents[2]
+KINDS = {
+    "adamw": (small(), prose()),
+    "muon": (small(optimiser="muon", schedule="wsd"), prose()),
+    "translation": (translator(), translation()),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: Any) -> dict[str, Path]:
+    """Runs that nothing happened to."""
+    out = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    for kind, (recipe, task) in KINDS.items():
+        run(out[kind], recipe, task)
+    return out
+
+
+@pytest.mark.parametrize("stop_at", range(1, 9))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_as_if_it_had_not_been(kind: str, stop_at: int, whole: dict[str, Path], tmp_path: Path) -> None:
+    recipe, task = KINDS[kind]
+    assert run(tmp_path, recipe, task, stop_at) is None
+    torch.manual_seed(stop_at)  # nothing hangs on what else draws random numbers
+    run(tmp_path, recipe, task)
+    assert kept(tmp_path) == kept(whole[kind])
+
+
+def test_a_run_killed_again_and_again(whole: dict[str, Path], tmp_path: Path) -> None:
+    said: list[str] = []
+    for stop_at in (1, 3, 2, 5, 5, 8):
+        run(tmp_path, small(), stop_at=stop_at, say=said.append)
+    run(tmp_path, small(), say=said.append)
+    assert kept(tmp_path) == kept(whole["adamw"])
+    assert said == [f"going on with {tmp_path} at step {step} of 9" for step in (2, 2, 4, 4, 8)]
+
+
+FORKS = """
+import os, random, signal, sys, time
+from pathlib import Path
+from tests.models.runs import run, small
+out, draw = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
+recipe = small(steps=40, evaluate_every=1, optimiser=sys.argv[3])
+killed, moment = 0, 0.05
+while True:
+    child = os.fork()
+    if child == 0:
+        run(out, recipe)
+        os._exit(0)
+    time.sleep(moment * draw.random())
+    if killed < 12:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        break
+    killed, moment = killed + 1, moment * 1.3
+print(killed)
+sys.exit(os.WEXITSTATUS(status))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_sigkill_at_any_moment(optimiser: str, tmp_path: Path) -> None:
+    """A checkpoint a step, so that many of the kills fall into the writing of one."""
+    words = [sys.executable, "-c", FORKS, str(tmp_path / "killed"), "1", optimiser]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 5
+    run(tmp_path / "whole", small(steps=40, evaluate_every=1, optimiser=optimiser))
+    assert kept(tmp_path / "killed") == kept(tmp_path / "whole")
+    left = {file.name for file in (tmp_path / "killed").iterdir()}
+    assert left == {"model.safetensors", "config.json", "figures.json", "recipe.json", "log.jsonl", "last", "before"}
+
+
+@pytest.mark.parametrize(("recipe", "task"), [(small(dropout=0.0), prose()), (translator(dropout=0.0), translation())])
+def test_pieces_of_a_batch_are_the_batch(recipe: Any, task: Any, tmp_path: Path) -> None:
+    for pieces in (1, 2):
+        run(tmp_path / str(pieces), recipe.but(accumulate=pieces), task)
+    assert apart(tmp_path / "1", tmp_path / "2") < 1e-6
+    if recipe.config.form == "decoder":
+        run(tmp_path / "4", recipe.but(accumulate=4), task)
+        assert apart(tmp_path / "1", tmp_path / "4") < 1e-6
+
+
+MANY = """
+import sys
+from pathlib import Path
+from rheoscope.models.train import placed
+from tests.models.runs import prose, run, small, translation, translator
+out = Path(sys.argv[1])
+with placed("cpu"):
+    for name, recipe, task in (("prose", small(dropout=0.0), prose()), ("pairs", translator(dropout=0.0), translation())):
+        run(out / name, recipe, task)
+        run(out / f"{name} killed", recipe, task, stop_at=5)
+        run(out / f"{name} killed", recipe, task)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
+    (tmp_path / "many.py").write_text(MANY)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "many.py")]
+    done = subprocess.run(
+        [sys.executable, *words, str(tmp_path)], capture_output=True, text=True, check=False, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    run(tmp_path / "one prose", small(dropout=0.0))
+    run(tmp_path / "one pairs", translator(dropout=0.0), translation())
+    for name in ("prose", "pairs"):
+        assert apart(tmp_path / f"one {name}", tmp_path / name) < 1e-5
+        assert kept(tmp_path / name) == kept(tmp_path / f"{name} killed")
+        logs = [[line["train loss"] for line in read_log(tmp_path / which)] for which in (name, f"one {name}")]
+        assert logs[0] == pytest.approx(logs[1], abs=1e-5)
+
+
+def environment() -> dict[str, str]:
+    import os
+
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+# It learns
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_it_learns_what_repeats(optimiser: str, tmp_path: Path) -> None:
+    """Every second token follows from the one before it: half the unigram entropy is left, and no model does better."""
+    recipe = small(steps=150, evaluate_every=50, dropout=0.0, optimiser=optimiser, batch=16)
+    figures = run(tmp_path, recipe, prose(4000, 400))
+    assert 0.9 < figures["loss"] / (math.log(VOCABULARY) / 2) < 1.25
+    logged = read_log(tmp_path)
+    assert [line["step"] for line in logged] == [50, 100, 150]
+    assert figures["loss"] == min(line["loss"] for line in logged)
+
+
+def test_it_learns_to_copy(tmp_path: Path) -> None:
+    task = translation(300, longest=3)
+    recipe = translator(steps=250, evaluate_every=250, dropout=0.0, width=32, batch=16, label_smoothing=0.0)
+    assert run(tmp_path, recipe, task)["perplexity"] < 1.4
+    model, _ = opened(tmp_path)
+    made = translate(model, torch.tensor([[7, 5, END]]), START, END, longest=6, beam=4)  # type: ignore[arg-type]
+    assert made[0].tolist()[:2] == [7, 5]
+
+
+def test_the_best_model_is_kept_not_the_last(tmp_path: Path) -> None:
+    """A text so short that it is learned by heart: held-out loss rises again."""
+    recipe = small(steps=120, evaluate_every=10, dropout=0.0, rate=2e-2, schedule="wsd")
+    figures = run(tmp_path, recipe, prose(40, 100))
+    losses = {line["step"]: line["loss"] for line in read_log(tmp_path)}
+    assert figures["step"] == min(losses, key=losses.__getitem__) < 120
+    assert figures["loss"] == losses[figures["step"]]
+    best, last = opened(tmp_path)[0].state_dict(), weights(tmp_path)
+    assert any(not torch.equal(best[name], last[name]) for name in last)
+    run(tmp_path / "killed", recipe, prose(40, 100), stop_at=105)
+    run(tmp_path / "killed", recipe, prose(40, 100))
+    assert kept(tmp_path / "killed") == kept(tmp_path)
+
+
+def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
+    figures = run(tmp_path, small())
+    before, told = kept(tmp_path), []
+    assert train(small(), prose(), tmp_path, device="cpu", tell=told.append) == figures
+    assert kept(tmp_path) == before
+    assert told == []
+
+
+def test_what_a_run_tells(tmp_path: Path) -> None:
+    told: list[dict[str, float]] = []
+    train(small(), prose(), tmp_path, device="cpu", tell=told.append)
+    assert [line["step"] for line in told] == list(range(1, 10))
+    assert [line["step"] for line in told if "loss" in line] == [2, 4, 6, 8, 9]
+    assert [line for line in told if "loss" in line] == read_log(tmp_path)
+
+
+# What goes wrong
+
+
+def test_a_rate_that_is_too_high(tmp_path: Path) -> None:
+    with pytest.raises(RheoscopeError, match=r"the loss is (nan|inf) at step \d+, the rate is too high; .*--set rate="):
+        run(tmp_path, small(rate=1e3, norm="none", clip=1e9, warmup=0, steps=50))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "task", "says"),
+    [
+        (small(), prose(train=10), "the training part has 10 tokens, a context of 12 needs 13"),
+        (small(), prose(held_out=0), "the held-out part has 0 tokens"),
+        (translator(), prose(), "text is for form=decoder, this recipe has form=encoder-decoder"),
+        (small(form="encoder"), prose(), "text is for form=decoder"),
+        (small(), translation(), "sentence pairs are for form=encoder-decoder"),
+        (translator(), translation(longest=60), "the longest sentence takes .* tokens, this recipe reads 16; type --set context="),
+    ],
+)  # fmt: skip
+def test_data_that_does_not_serve_is_told_before_the_first_step(recipe: Any, task: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(RheoscopeError, match=says):
+        run(tmp_path / "out", recipe, task)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_such_device() -> None:
+    with pytest.raises(RheoscopeError, match="there is no device 'moon' here; type --device cpu"), placed("moon"):
+        pass
+
+
+def test_a_log_that_was_cut_short(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 2, "loss": 1.5}\n{"step": 4, "loss": 1.25}\n{"step": 6, "lo')
+    log = Log(tmp_path, 2)
+    log.write({"step": 4, "loss": 1.0})
+    assert read_log(tmp_path) == [{"step": 2, "loss": 1.5}, {"step": 4, "loss": 1.0}]
