@@ -91,6 +91,10 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["operators", "-m", "."], 1, "holds no config.json"),
         (["attention", "--out", "file.txt/below"], 1, "cannot write"),
         (["operators"], 2, "Missing option"),
+        (["train", "huge", "--data", "file.txt", "--out", "run"], 1, "unknown recipe 'huge'; type one of tiny"),
+        (["train", "tiny", "--data", "file.txt", "--out", "run"], 1, "file.txt is empty, expected text"),
+        (["train", "tiny", "--data", "file.txt"], 2, "type rheoscope train RECIPE"),
+        (["generate", "-m", "nowhere", "a"], 1, "there is no directory nowhere"),
         (["operatros"], 2, "No such command"),
         (["flow", "two words", "--model", "./nowhere"], 1, "there is no directory ./nowhere"),
     ],
@@ -111,3 +115,32 @@ def test_help_needs_no_torch() -> None:
         [sys.executable, "-c", code + "assert 'torch' not in sys.modules"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+SMALL = ["width=16", "depth=1", "heads=2", "batch=4", "context=16", "evaluate_every=2", "vocabulary=characters"]
+
+
+def test_train_and_generate(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 100)
+    (tmp_path / "b.txt").write_text("the mat sat on the cat. " * 20)
+    words = ["train", "tiny", "--data", "a.txt", "b.txt", "--held-out", "b.txt", "--out", "run", "--set", *SMALL]
+    done = rheoscope(*words, "--steps", "4", "--device", "cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("wrote run (held out: loss ")
+    assert done.stderr == ""
+    assert json.loads((tmp_path / "run" / "data" / "corpus.json").read_text())["files"] == ["a.txt", "b.txt", "b.txt"]
+    made = rheoscope("generate", "the cat", "-m", "run", "--tokens", "9", "--temperature", "0", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith("the cat")
+    other = rheoscope(*words, "--steps", "5", "--device", "cpu", cwd=tmp_path)
+    assert other.returncode == 1
+    assert (
+        other.stderr == "rheoscope: run holds a run with steps=4, now steps=5; type the same recipe, or another --out\n"
+    )
+
+
+def test_recipes_are_listed() -> None:
+    done = rheoscope("train", "--list")
+    assert done.returncode == 0, done.stderr
+    assert "shakespeare" in done.stdout
+    assert "124M" in done.stdout

@@ -5,10 +5,12 @@ nn                                    Attention and MultiHeadAttention as torch 
 attention_gradients                   the backward pass in closed form, with the reversed-attention map
 weight_statistics                     entropy, sinks, distances of the weights, never holding them
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
+kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
 scores                                what the scores of every head are made of: form, mean, biases
 readout                               what every step of a token predicts (the logit lens)
+trajectory                            how every token moves: speed, path, straightness, turning
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
 RheoscopeError                        the one error that a user's mistake raises
 """
@@ -21,6 +23,7 @@ _HOME = {
     "RheoscopeError": "rheoscope.shapes",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
+    "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "mechanism": "rheoscope.attention.zoo",
     "mechanisms": "rheoscope.attention.zoo",
@@ -29,6 +32,7 @@ _HOME = {
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
     "scores": "rheoscope.covers.scores",
+    "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",
     "weight_statistics": "rheoscope.attention.lower.statistics",
 }

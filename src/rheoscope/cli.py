@@ -72,7 +72,12 @@ def flow_command(
     from rheoscope.opening import load
     from rheoscope.report.flow import show
 
-    show(load(model, device=device, dtype=dtype), sys.stdin.read().removesuffix("\n") if text == "-" else text, explain, json)
+    show(
+        load(model, device=device, dtype=dtype),
+        sys.stdin.read().removesuffix("\n") if text == "-" else text,
+        explain,
+        json,
+    )
 
 
 @app.command("operators")

@@ -1,7 +1,6 @@
 """rs.load: a hub name, a directory or a model object becomes a Model. The one place that knows every maker."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def _ours(source: Any, device: str | None, dtype: str | None, tokenizer: Any, un
     else:
         network, found = opened(source, device, dtype, untrained)
         model = seen(network, tokenizer or found, "the default model" if source == DEFAULT else str(source))
-    return _proved(model, certify(model))
+    return model.proved(certify(model))
 
 
 def _theirs(
@@ -93,8 +92,4 @@ def _theirs(
         model = described(network, tokenizer or found, str(source))
     else:
         raise RheoscopeError(f"load takes a name, a directory or a transformers model, got {type(source).__name__}")
-    return _proved(model, certify(model))
-
-
-def _proved(model: Running, certificate: Any) -> Running:
-    return replace(model, view=replace(model.view, facts=model.view.facts | {"certificate": certificate}))
+    return model.proved(certify(model))

@@ -1,6 +1,7 @@
 """What the tests of training share: a text that repeats itself, sentence pairs, a small recipe, and runs side by side."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 
 from rheoscope.models.config import Config
 from rheoscope.models.data import Corpus
-from rheoscope.models.pairs import END, START, PairCorpus, Pairs
+from rheoscope.models.pairs import END, PairCorpus, Pairs
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Prose, Translation
 from rheoscope.models.train import read_log, train
@@ -29,10 +30,18 @@ def small(**changes: Any) -> Recipe:
     return recipe.but(**changes)
 
 
+JUMPS = 0.2
+_OTHER = JUMPS / VOCABULARY
+_NEXT = 1 - JUMPS + _OTHER
+ENTROPY = -_NEXT * math.log(_NEXT) - (VOCABULARY - 1) * _OTHER * math.log(_OTHER)
+"""Nats that remain of a token once the one before it is known."""
+
+
 def tokens(count: int, seed: int = 0) -> np.ndarray:
-    """Random ids, each followed by the next one up: half of them can be foretold."""
-    firsts = np.random.default_rng(seed).integers(0, VOCABULARY, count // 2)
-    return np.stack([firsts, (firsts + 1) % VOCABULARY], 1).reshape(-1).astype("<u2")
+    """0 1 2 …, round and round, with a jump to anywhere now and then."""
+    draw = np.random.default_rng(seed)
+    steps = np.where(draw.random(count) < JUMPS, draw.integers(0, VOCABULARY, count), 1)
+    return (np.cumsum(steps) % VOCABULARY).astype("<u2")
 
 
 def prose(train: int = 400, held_out: int = 100) -> Prose:
@@ -86,6 +95,3 @@ def apart(out: Path, other: Path) -> float:
     ours, theirs = weights(out), weights(other)
     assert ours.keys() == theirs.keys()
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-
-
-__all__ = ["END", "START", "Killed", "apart", "kept", "pairs", "prose", "run", "small", "tokens", "translation"]

@@ -19,7 +19,7 @@ from rheoscope.attention.position import ALiBi, Position
 from rheoscope.attention.score import Gram
 from rheoscope.models.config import Config
 from rheoscope.models.seeing import Trained, certify
-from rheoscope.models.transformer import Transformer, Translator
+from rheoscope.models.transformer import Transformer
 from rheoscope.models.vocabulary import characters
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, Norm, Turned
@@ -297,11 +297,6 @@ def test_another_mechanism_is_another_model() -> None:
     other = Transformer(net.config.but(mechanism="scaled_dot")).eval()
     other.load_state_dict(net.state_dict())
     assert rs.load(other).view.facts["weights"] != model("own_laplace").view.facts["weights"]
-
-
-def test_an_encoder_decoder_is_refused_in_one_line() -> None:
-    with pytest.raises(RheoscopeError, match="an encoder-decoder is trained and generates, but has no View yet; type"):
-        rs.load(Translator(tiny(form="encoder-decoder")))
 
 
 def test_transformers_is_never_imported(tmp_path: Path) -> None:

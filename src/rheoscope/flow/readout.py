@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.flow.cloud import dataset
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -47,8 +48,6 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     >>> float(lens.kl[-1]), int(lens["rank"][-1])
     (0.0, 1)
     """
-    import xarray as xr
-
     laws = predictions(view, trace.points[:, token])
     answer = int(laws[-1].argmax()) if answer is None else answer
     if not 0 <= answer < laws.shape[-1]:
@@ -62,10 +61,7 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
         "top_tokens": top.indices,
         "top_probabilities": top.values.exp(),
     }
-    data = {
-        name: xr.Variable(("point", "k")[: x.ndim], x.cpu().numpy(), {"definition": DEFINITIONS[name]})
-        for name, x in values.items()
-    }
+    named = {name: (("point", "k")[: x.ndim], x) for name, x in values.items()}
     attributes = {
         "analysis": "readout",
         "space": "normed",
@@ -74,7 +70,7 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
         "answer": answer,
     }
     facts = {name: str(value) for name, value in trace.facts.items()}
-    return xr.Dataset(data, {"point": list(trace.steps)}, attributes | facts)
+    return dataset(named, DEFINITIONS, {"point": list(trace.steps)}, attributes | facts)
 
 
 def predictions(view: View, points: Float[Tensor, "p d"]) -> Float[Tensor, "p vocabulary"]:

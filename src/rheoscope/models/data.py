@@ -144,16 +144,16 @@ def prepare(
     >>> len(corpus.train), len(corpus.held_out), corpus.vocabulary  # 171 characters and <|endoftext|>, 19, 8 + 1
     (172, 19, 9)
     """
-    aside = [] if isinstance(held_out, int | float) else [Path(file) for file in held_out]
+    share, aside = (held_out, []) if isinstance(held_out, float) else (0.5, [Path(file) for file in held_out])
     files, out = [*map(Path, files), *aside], Path(out)
-    if len(files) == len(aside) or not (aside or (isinstance(held_out, int | float) and 0 < held_out < 1)):
+    if len(files) == len(aside) or not 0 < share < 1:
         raise RheoscopeError(
-            f"prepare needs files and files to hold out, or a share between 0 and 1, got {len(files)} and {held_out}"
+            f"prepare needs files and a held-out share between 0 and 1, got {len(files) - len(aside)} and {held_out}"
         )
     told = progress or (lambda stage, share: None)
     with filling(out), tempfile.TemporaryFile(dir=out) as spool:
         places = _spooled(files, spool, told)
-        train, kept = _parted(spool, places, len(aside)) if aside else _split(spool, places, held_out, files[-1])  # type: ignore[arg-type]
+        train, kept = _parted(spool, places, len(aside)) if aside else _split(spool, places, share, files[-1])
         told("learning the vocabulary", 0.0)
         used = _tokenizer(train, kept, vocabulary, tokenizer)
         write_tokenizer(out, used)

@@ -57,7 +57,7 @@ class Recipe:
             if not low <= getattr(self, name) <= high or (name == "rate" and self.rate == 0):
                 raise RheoscopeError(
                     f"{name} must be between {low:g} and {high:g}, got {getattr(self, name)!r}; "
-                    f"leave it out for {Recipe.__dict__.get(name, 0.001)}"
+                    f"type {name}={Recipe.__dict__.get(name, 0.001)}"
                 )
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:

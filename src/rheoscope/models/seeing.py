@@ -1,12 +1,14 @@
 """A Transformer of this project seen as operators on E: the same View, Trace and edits as any other model.
 
+A Translator is seen as two of them, linked by cross attention.
+
 W_Q, W_K, W_V    rows of the fused projection        W_O, b_O    the output projection, times `branch`
 mechanism        the module's own, with its mask, and its position where that stands between tokens
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -19,12 +21,24 @@ from torch import Tensor, nn
 from rheoscope.attention.mask import as_mask
 from rheoscope.attention.mechanism import Masked, Mechanism
 from rheoscope.attention.position import Position
-from rheoscope.models.transformer import Block, SelfAttention, Stack, Transformer, Translator, Turn, rotary_tables
+from rheoscope.models.config import Config
+from rheoscope.models.pairs import END, SPECIALS, START
+from rheoscope.models.transformer import (
+    Block,
+    CrossAttention,
+    SelfAttention,
+    Stack,
+    Translator,
+    Turn,
+    rotary_tables,
+)
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space import certificate
 from rheoscope.space.certificate import Certificate, probe
+from rheoscope.space.crossing import Crossing
 from rheoscope.space.editing import by_layer
 from rheoscope.space.head import Heads, Norm, Turned, of_head
+from rheoscope.space.linked import Linked, Pairing
 from rheoscope.space.model import Edit
 from rheoscope.space.running import Running
 from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
@@ -32,16 +46,15 @@ from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 from rheoscope.space.weights import check_weights, fingerprint
 
+Rows = list[tuple[Tensor, Tensor | None]]
+"""Weights (g, d, k) and biases (g, k) of queries, of keys and of values."""
+Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+Weigh = Callable[[list[Tensor], Any, tuple[Any, ...], Tensor], None]
+Both = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
 
-@dataclass(frozen=True, eq=False)
-class Trained(Running):
-    """A Transformer of this project, its tokenizer, its description and its View. `rheoscope.load` makes one."""
 
-    def call(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n vocabulary"]:
-        return self.network(ids, real)
-
-    def pass_through(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> None:
-        self.network.stack(ids, real)
+class Ours(Running):
+    """What both kinds of models of this project share: how heads are edited and how text becomes ids."""
 
     def editing(self, edit: Mapping[tuple[int, int], Edit]) -> AbstractContextManager[None]:
         return editing(self.said, edit)
@@ -58,24 +71,67 @@ class Trained(Running):
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
 
-def seen(network: Any, tokenizer: Any, name: str) -> Trained:
+@dataclass(frozen=True, eq=False)
+class Trained(Ours):
+    """A Transformer of this project, its tokenizer, its description and its View. `rheoscope.load` makes one."""
+
+    def call(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n vocabulary"]:
+        return self.network(ids, real)
+
+    def pass_through(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> None:
+        self.network.stack(ids, real)
+
+
+@dataclass(frozen=True, eq=False)
+class Translating(Ours, Pairing):
+    """A Translator of this project: its decoder as `view`, its encoder as `encoder`. `rheoscope.load` makes one.
+
+    A source is its tokens and ``<|end|>``, a target ``<|start|>`` and its tokens, as it was trained.
+    """
+
+    def call(self, ids: Both, real: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b t vocabulary"]:
+        return self.network(*ids, real)
+
+    def pass_through(self, ids: Both, real: Bool[Tensor, "b s"] | None) -> None:
+        self.network.decoder(ids[1], None, None, self.network.encoder(ids[0], real), real)
+
+    def encode_source(self, text: str) -> list[int]:
+        return [*super().encode(text.strip()), self._special(END)]
+
+    def encode(self, text: str) -> list[int]:
+        return [self._special(START), *super().encode(text.strip())]
+
+    def _special(self, at: int) -> int:
+        if self.tokenizer.token_to_id(SPECIALS[at]) != at:
+            raise RheoscopeError(f"this tokenizer has no {SPECIALS[at]} with id {at}; type token ids (source, target)")
+        return at
+
+
+def seen(network: Any, tokenizer: Any, name: str) -> Trained | Translating:
     """The model with its View, not yet certified."""
-    if isinstance(network, Translator):
-        raise RheoscopeError(
-            "an encoder-decoder is trained and generates, but has no View yet; type the directory of a decoder or an encoder"
-        )
     check_weights(network)
-    said, config = describe(network), network.config
-    table = network.stack.embed.weight
-    view = View(
+    if isinstance(network, Translator):
+        source = describe(network.encoder)
+        target = describe(network.decoder, source.final_norm)
+        far = view_of(source, network.encoder.config, None, facts(network.encoder, name))
+        near = view_of(target, network.config, network.unembed, facts(network, name))
+        return Translating(network, _library(tokenizer), target, near, source, far)
+    said = describe(network.stack)
+    view = view_of(said, network.config, network.unembed, facts(network, name))
+    return Trained(network, _library(tokenizer), said, view)
+
+
+def view_of(said: Description, config: Config, unembed: nn.Linear | None, facts: dict[str, Any]) -> View:
+    """The View of a stack; the encoder of a Translator has no unembedding."""
+    return View(
         blocks=said.blocks,
-        embed=_scaled(table, math.sqrt(config.width) if config.scaled_embedding else 1.0),
-        unembed=network.unembed.weight.T,
+        embed=_scaled(said.embed.weight, math.sqrt(config.width) if config.scaled_embedding else 1.0),
+        unembed=None if unembed is None else unembed.weight.T,
         final_norm=said.final_norm,
         mlps=said.mlps,
-        facts=facts(network, name),
+        facts=facts,
+        crossing=said.crossing,
     )
-    return Trained(network, _library(tokenizer), said, view)
 
 
 def facts(network: Any, name: str) -> dict[str, Any]:
@@ -94,32 +150,72 @@ def facts(network: Any, name: str) -> dict[str, Any]:
     }
 
 
-def describe(network: Transformer) -> Description:
-    """Taps and operators of a Transformer."""
-    stack, config = network.stack, network.config
+def describe(stack: Stack, memory: Norm | None = None) -> Description:
+    """Taps and operators of a stack, with cross attention where it reads a `memory` behind that norm."""
     blocks: list[Any] = list(stack.blocks)
-    before = config.placement == "pre"
-    after = tuple(post_norm_taps(i, block, block.norm_attention, block.norm_ffn) for i, block in enumerate(blocks))
+    crossed = [] if memory is None else blocks
     return Description(
         start=Tap("embed", blocks[0], "in"),
-        layers=pre_norm_taps(blocks, "norm_ffn", "attention", config.branch) if before else after,
+        layers=taps_of(blocks, stack.config, memory is not None),
         blocks=tuple(heads(block, stack) for block in blocks),
         attentions=tuple(block.attention for block in blocks),
         mlps=tuple(partial(mlp, block) for block in blocks),
         embed=stack.embed,
         final_norm=norm_of(stack.norm),
-        encoder=config.form == "encoder",
+        encoder=not stack.causal,
+        crossing=tuple(Crossing(cross_heads(block), memory or Norm()) for block in crossed),
+        crosses=tuple(block.cross for block in crossed),
     )
 
 
+def taps_of(blocks: list[Any], config: Config, crossed: bool) -> tuple[tuple[Tap, ...], ...]:
+    """Half-layers; cross attention is a step of its own between attention and FFN."""
+    if config.placement == "post":
+        layers = [post_norm_taps(i, block, block.norm_attention, block.norm_ffn) for i, block in enumerate(blocks)]
+        return tuple((*x[:2], *_cross_taps(i, blocks[i]), *x[2:]) if crossed else x for i, x in enumerate(layers))
+    middle = "norm_cross" if crossed else "norm_ffn"
+    halves = pre_norm_taps(blocks, middle, "attention", config.branch)
+    return tuple((x[0], *_cross_taps(i, blocks[i]), x[1]) if crossed else x for i, x in enumerate(halves))
+
+
+def _cross_taps(layer: int, block: Any) -> tuple[Tap, ...]:
+    label = f"L{layer}.resid_cross"
+    if block.pre:
+        return (Tap(label, block.norm_ffn, "in", writer=block.cross, share=block.branch),)
+    return Tap(f"L{layer}.cross_sum", block.norm_cross, "in"), Tap(label, block.norm_cross, "out")
+
+
 def heads(block: Any, stack: Any) -> Heads:
-    """The heads of a block; what `branch` multiplies is folded into W_O and b_O."""
+    """The heads of self attention of a block."""
     attention: SelfAttention = block.attention
-    counts = attention.heads, attention.kv_heads, attention.kv_heads
-    W_Q, W_K, W_V = attention.read.weight.unflatten(0, (-1, attention.head_width)).mT.split(counts)
-    bias = attention.read.bias
-    b_Q, b_K, b_V = (None,) * 3 if bias is None else bias.unflatten(0, (-1, attention.head_width)).split(counts)
-    mechanism = mechanism_of(attention, stack)
+    rows = per_head(attention.read, attention.head_width, attention.heads, attention.kv_heads, attention.kv_heads)
+    return _heads(block, attention, rows, mechanism_of(attention, stack), attention.project, block.norm_attention)
+
+
+def cross_heads(block: Any) -> Heads:
+    """The heads of cross attention of a block, behind the norm of the target."""
+    cross: CrossAttention = block.cross
+    asking = per_head(cross.ask, cross.head_width, cross.heads)
+    rows = asking + per_head(cross.read, cross.head_width, cross.kv_heads, cross.kv_heads)
+    return _heads(block, cross, rows, cross.mechanism.current(), partial(projected, cross), block.norm_cross)
+
+
+def projected(cross: CrossAttention, u: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of one cloud: q counts where it is the target's, k and v where it is the source's."""
+    q = cross.ask(u).unflatten(-1, (-1, cross.head_width)).transpose(1, 2)
+    return q, *cross.remember(u)
+
+
+def per_head(read: nn.Linear, width: int, *counts: int) -> Rows:
+    """The weights (g, d, k) and biases (g, k) of queries, keys or values that one projection holds, one after another."""
+    weights = read.weight.unflatten(0, (-1, width)).mT.split(counts)
+    biases = [None] * len(counts) if read.bias is None else read.bias.unflatten(0, (-1, width)).split(counts)
+    return list(zip(weights, biases, strict=True))
+
+
+def _heads(block: Any, attention: Any, rows: Rows, mechanism: Mechanism, project: Project, norm: nn.Module) -> Heads:
+    """Heads from their parts; what `branch` multiplies is folded into W_O and b_O."""
+    (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = rows
     return Heads(
         W_Q,
         W_K,
@@ -127,12 +223,12 @@ def heads(block: Any, stack: Any) -> Heads:
         _scaled(attention.write.weight.T.unflatten(0, (attention.heads, -1)), block.branch),
         scale_of(mechanism, W_Q),
         mechanism,
-        attention.project,
+        project,
         b_Q,
         b_K,
         b_V,
         None if attention.write.bias is None else _scaled(attention.write.bias, block.branch),
-        norm_of(block.norm_attention) if block.pre else Norm(),
+        norm_of(norm) if block.pre else Norm(),
     )
 
 
@@ -228,20 +324,50 @@ def _edited(attention: Any, edits: Mapping[int, Edit]) -> Iterator[None]:
 # The certificate
 
 
-def certify(model: Trained) -> Certificate:
+def certify(model: Trained | Translating) -> Certificate:
     """The View against the running modules on eight tokens; refused where they differ."""
-    return certificate.certify(*attended(model, probe(model.view)))
+    ids = probe(model.view)
+    if isinstance(model, Trained):
+        return certificate.certify(*attended(model, ids))
+    return certify_linked(model, ids)
 
 
-@torch.no_grad()
 def attended(model: Trained, ids: Int[Tensor, " n"]) -> tuple[Trace, list[Float[Tensor, "h n n"]]]:
-    """One run: its points, and the weights of every layer by the module itself, from what it was given in that run."""
+    """One run: its points, and the weights of every layer by the module itself."""
+    with weighing(model.said.attentions, _weigh) as own:
+        return model.trace(ids), own
+
+
+def certify_linked(model: Translating, ids: Int[Tensor, " n"]) -> Certificate:
+    """The encoder, the decoder and cross attention between them, in one run on a source and its tokens backwards."""
+    with (
+        weighing(model.said_of_source.attentions, _weigh) as source,
+        weighing(model.said.attentions, _weigh) as target,
+        weighing(model.said.crosses, _weigh_across) as across,
+    ):
+        linked: Linked = model.trace((ids, ids.flip(0)[: max(1, len(ids) - 2)]))
+    return certificate.together(
+        [
+            certificate.certify(linked.source, source),
+            certificate.certify(linked.target, target),
+            certificate.certify_across(linked.target, across),
+        ]
+    )
+
+
+@contextmanager
+def weighing(modules: Sequence[nn.Module], weigh: Weigh) -> Iterator[list[Tensor]]:
+    """While a model runs, the weights of every layer by the module itself, from what it was given in that run."""
     own: list[Tensor] = []
-    with ExitStack() as stack:
-        for attention in model.said.attentions:
-            stack.callback(attention.register_forward_hook(partial(_weigh, own)).remove)
-        trace = model.trace(ids)
-    return trace, own
+    with ExitStack() as stack, torch.no_grad():
+        for module in modules:
+            stack.callback(module.register_forward_hook(partial(weigh, own)).remove)
+        yield own
+
+
+def _weigh_across(own: list[Tensor], cross: Any, args: tuple[Any, ...], out: Tensor) -> None:
+    u, memory, mask, *_ = args
+    own.append(cross.mechanism.current().weights(projected(cross, u)[0], cross.remember(memory)[0], mask)[0])
 
 
 def _weigh(own: list[Tensor], attention: Any, args: tuple[Any, ...], out: Tensor) -> None:

@@ -13,21 +13,23 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rheoscope.models.data import Corpus
-from rheoscope.models.pairs import PairCorpus
+from rheoscope.models.data import IGNORED, Corpus
+from rheoscope.models.pairs import PAD, PairCorpus
 from rheoscope.models.recipes import Recipe
 from rheoscope.shapes import RheoscopeError
 
-NOTHING = -100
 Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
 
 
 @runtime_checkable
 class Task(Protocol):
-    """Batches that are a function of the step alone, and what a model loses on them."""
+    """Batches that are a function of the step alone, and what a model loses on them; targets `ignored` are not predicted."""
 
     @property
     def vocabulary(self) -> int: ...
+
+    @property
+    def ignored(self) -> int: ...
 
     def check(self, recipe: Recipe) -> None:
         """Refuse, before anything is trained, a recipe that this data cannot serve."""
@@ -60,6 +62,10 @@ class Prose:
     def vocabulary(self) -> int:
         return self.corpus.vocabulary
 
+    @property
+    def ignored(self) -> int:
+        return IGNORED
+
     def check(self, recipe: Recipe) -> None:
         _check_form(recipe, "decoder", "text is")
         self.batch(0, recipe)
@@ -73,10 +79,10 @@ class Prose:
 
     def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
         x, y = batch
-        return nats(model(x), y, smoothing, NOTHING)
+        return nats(model(x), y, smoothing, self.ignored)
 
     def count(self, batch: Batch) -> int:
-        return int((batch[1] != NOTHING).sum())
+        return int((batch[1] != self.ignored).sum())
 
     def figures(self, nats: float, tokens: int) -> dict[str, float]:
         return {"loss": nats / tokens, "bits per byte": nats / math.log(2) / self.corpus.held_out_bytes}
@@ -91,6 +97,10 @@ class Translation:
     @property
     def vocabulary(self) -> int:
         return self.corpus.vocabulary
+
+    @property
+    def ignored(self) -> int:
+        return PAD
 
     def check(self, recipe: Recipe) -> None:
         _check_form(recipe, "encoder-decoder", "sentence pairs are")
@@ -109,10 +119,10 @@ class Translation:
 
     def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
         source, target = batch
-        return nats(model(source, target[:, :-1], source != 0), target[:, 1:], smoothing, 0)
+        return nats(model(source, target[:, :-1], source != PAD), target[:, 1:], smoothing, self.ignored)
 
     def count(self, batch: Batch) -> int:
-        return int((batch[1][:, 1:] != 0).sum())
+        return int((batch[1][:, 1:] != self.ignored).sum())
 
     def figures(self, nats: float, tokens: int) -> dict[str, float]:
         return {"loss": nats / tokens, "perplexity": math.exp(min(nats / tokens, 50))}

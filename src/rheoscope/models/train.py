@@ -186,8 +186,11 @@ class Run:
 
     def _pieces(self, batch: Batch) -> list[Piece]:
         """This process's rows of the batch, in `accumulate` pieces, on its device."""
-        x, y = (part[self.place.rank :: self.place.world].chunk(self.recipe.accumulate) for part in batch)
-        return [(self._moved(one), self._moved(other)) for one, other in zip(x, y, strict=True)]
+        x, y = (part[self.place.rank :: self.place.world] for part in batch)
+        if not len(x):  # fewer rows than processes: this one computes along, and predicts nothing
+            x, y = batch[0][:1], torch.full_like(batch[1][:1], self.task.ignored)
+        pieces = zip(x.chunk(self.recipe.accumulate), y.chunk(self.recipe.accumulate), strict=True)
+        return [(self._moved(one), self._moved(other)) for one, other in pieces]
 
     def _moved(self, x: torch.Tensor) -> torch.Tensor:
         x = x.pin_memory() if self.place.device.type == "cuda" else x

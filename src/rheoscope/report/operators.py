@@ -83,7 +83,7 @@ def page(dataset: "xarray.Dataset", picture: bytes) -> Page:
     model = dataset.attrs["model"]
     lead = (
         "Each head is two operators on the space where tokens live: the QK circuit (M) says who is relevant to whom, the OV "
-        f"circuit (F) says what is carried over. {dataset.attrs['certificate']}."
+        f"circuit (F) says what is carried over. Recomputation is {dataset.attrs['certificate']}."
     )
     header: list[str | Cell] = ["layer", *(Cell(title, DEFINITIONS[name]) for name, title in COLUMNS.items())]
     caption = "One square a head. Symmetry and copying compare with 0, the positive share with one half, at random."

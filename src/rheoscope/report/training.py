@@ -137,7 +137,9 @@ def _bar(shown: bool, *columns: Any) -> Iterator["Progress"]:
     from rich.progress import Progress
 
     console = Console(stderr=True, highlight=False)
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
+    with Progress(
+        *columns, console=console, transient=True, refresh_per_second=4, disable=not (shown and console.is_terminal)
+    ) as progress:
         yield progress
 
 

@@ -1,7 +1,7 @@
 """The View is proved, not assumed: on eight tokens, what it recomputes must equal what the model computes."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -30,6 +30,10 @@ class Certificate:
         return f"exact on {self.tokens} tokens in {self.dtype}: {self.errors}"
 
     @property
+    def parts(self) -> tuple[float, float, float]:
+        return self.weights, self.closure, self.operators
+
+    @property
     def errors(self) -> str:
         return f"weights off by {self.weights:.1e}, closure by {self.closure:.1e}, operators by {self.operators:.1e}"
 
@@ -46,18 +50,40 @@ def certify(trace: Trace, own: Sequence[Float[Tensor, "h n n"]]) -> Certificate:
 
     `own` are the weights that the running model itself computed, layer by layer.
     """
-    view, dtype = trace.view, trace.points.dtype
+    view = trace.view
     layers = range(view.layers)
-    found = Certificate(
-        weights=_worst(_weights_error(trace, layer, of_layer) for layer, of_layer in enumerate(own)),
+    return _refused_if_wrong(
+        trace,
+        weights=_worst(_weights_error(trace.weights, layer, of_layer) for layer, of_layer in enumerate(own)),
         closure=_worst(closure_error(trace, layer) for layer in layers),
         operators=_worst(operators_error(view.blocks[layer], trace.read_by(layer)) for layer in layers),
-        tokens=len(trace),
-        dtype=str(dtype).removeprefix("torch."),
     )
-    if not _worst((found.weights, found.closure, found.operators)) <= slack(dtype):
+
+
+@torch.no_grad()
+def certify_across(trace: Trace, own: Sequence[Float[Tensor, "h n s"]]) -> Certificate:
+    """The same for the cross attention of every layer."""
+    layers = range(trace.view.layers)
+    return _refused_if_wrong(
+        trace,
+        weights=_worst(_weights_error(trace.cross_weights, layer, of_layer) for layer, of_layer in enumerate(own)),
+        closure=_worst(cross_closure_error(trace, layer) for layer in layers),
+        operators=_worst(cross_operators_error(trace, layer) for layer in layers),
+    )
+
+
+def together(found: Sequence[Certificate]) -> Certificate:
+    """One certificate for several parts of a model: the worst of each error."""
+    weights, closure, operators = (_worst(part) for part in zip(*(one.parts for one in found), strict=True))
+    return replace(found[0], weights=weights, closure=closure, operators=operators)
+
+
+def _refused_if_wrong(trace: Trace, weights: float, closure: float, operators: float) -> Certificate:
+    dtype = trace.points.dtype
+    found = Certificate(weights, closure, operators, len(trace), str(dtype).removeprefix("torch."))
+    if not _worst(found.parts) <= slack(dtype):
         raise RheoscopeError(
-            f"the description of {view.facts.get('family')} does not reproduce this model ({found.errors}); "
+            f"the description of {trace.view.facts.get('family')} does not reproduce this model ({found.errors}); "
             "nothing computed from it would be true: please report the config"
         )
     return found
@@ -68,8 +94,8 @@ def slack(dtype: torch.dtype) -> float:
     return 1e-4 if dtype.itemsize >= 4 else 5e-2
 
 
-def _weights_error(trace: Trace, layer: int, own: Tensor) -> float:
-    ours = torch.stack([trace.weights(layer, head) for head in range(len(own))])
+def _weights_error(weights: Callable[[int, int], Tensor], layer: int, own: Tensor) -> float:
+    ours = torch.stack([weights(layer, head) for head in range(len(own))])
     return float((ours - own.to(ours.dtype)).abs().max())
 
 
@@ -78,10 +104,20 @@ def closure_error(trace: Trace, layer: int) -> float:
 
     A displacement that drowns in the rounding of the points themselves is measured against that rounding.
     """
-    dtype = trace.points.dtype
+    before, after = trace.points[trace.where[layer]], trace.points[trace.middle[layer]]
+    return _open_by(before, after, trace.displacements(layer), trace.bias(layer))
+
+
+def cross_closure_error(trace: Trace, layer: int) -> float:
+    """The same for what cross attention adds to the target."""
+    at = trace.steps.index(f"L{layer}.resid_mid")
+    return _open_by(trace.points[at], trace.points[at + 1], trace.cross_displacements(layer), trace.cross_bias(layer))
+
+
+def _open_by(before: Tensor, after: Tensor, moved: Float[Tensor, "h n d"], bias: Tensor) -> float:
+    dtype = after.dtype
     exact = torch.promote_types(dtype, torch.float32)
-    before, after = trace.points[trace.where[layer]].to(exact), trace.points[trace.middle[layer]].to(exact)
-    rebuilt = trace.displacements(layer).to(exact).sum(0) + trace.bias(layer)
+    before, after, rebuilt = before.to(exact), after.to(exact), moved.to(exact).sum(0) + bias
     rounding = torch.finfo(dtype).eps / slack(dtype) * after.norm()
     return float((after - before - rebuilt).norm() / (after - before).norm().maximum(rounding).clamp(min=1e-30))
 
@@ -91,6 +127,12 @@ def operators_error(heads: Heads, x: Float[Tensor, "n d"]) -> float:
     parts = (heads.W_Q, heads.b_Q, heads.q_norm), (heads.W_K, heads.b_K, heads.k_norm), (heads.W_V, heads.b_V, None)
     pairs = zip((_rebuilt(heads.norm, x, *part) for part in parts), heads.read(x), strict=True)
     return _worst(float((mine - own[0]).norm() / own.norm().clamp(min=1e-30)) for mine, own in pairs)
+
+
+def cross_operators_error(trace: Trace, layer: int) -> float:
+    """The same for cross attention: behind the norm of the target, and behind that of the source."""
+    crossing, (x, memory) = trace.view.crossing[layer], trace.across(layer)
+    return _worst((operators_error(crossing.asking, x), operators_error(crossing.answering, memory)))
 
 
 def _rebuilt(norm: Norm, x: Tensor, W: Tensor, b: Tensor | None, then: Norm | None) -> Float[Tensor, "h n k"]:

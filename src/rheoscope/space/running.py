@@ -1,9 +1,9 @@
 """A model that runs: texts become points by plain hooks, whoever computes; only how to call it differs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.certificate import Certificate
 from rheoscope.space.model import Edit, Hook, Text
 from rheoscope.space.stream import Description, changing, taps, watching
 from rheoscope.space.trace import Trace
@@ -32,11 +33,14 @@ class Running(ABC):
     view: View
 
     @abstractmethod
-    def call(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n vocabulary"]:
-        """Logits, by the network itself; `real` is False where a text is padded, None where nothing is."""
+    def call(self, ids: Any, real: Bool[Tensor, "b n"] | None) -> Tensor:
+        """Logits (b, n, vocabulary), by the network itself, of ids (b, n), or of those of a source and of a target.
+
+        `real` is False where a text (of a pair, the source) is padded, None where nothing is.
+        """
 
     @abstractmethod
-    def pass_through(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> None:
+    def pass_through(self, ids: Any, real: Bool[Tensor, "b n"] | None) -> None:
         """Every point of the stream is computed, and no logits."""
 
     @abstractmethod
@@ -65,35 +69,19 @@ class Running(ABC):
 
     @torch.no_grad()
     def _traces(self, batch: list[Tensor], texts: list[str], logits: bool) -> list[Trace]:
-        (ids, real), table = padded(batch), self.said.embed.weight
-        ids, real = ids.to(table.device), None if real is None else real.to(table.device)
-        points = torch.empty(len(taps(self.said)), *ids.shape, self.view.width, device=table.device, dtype=table.dtype)
-        said: Tensor | None = None
+        ids, real = padded(batch, self.device)
+        points, said = room(self.said, ids), None
         with watching(self.said, points):
             if logits:
                 said = self.call(ids, real)
             else:
                 self.pass_through(ids, real)
         return [
-            self._trace(points[:, b], one, texts[b], None if said is None else said[b]) for b, one in enumerate(batch)
+            traced(
+                self.view, self.said, points[:, b], one, self.words(one), texts[b], None if said is None else said[b]
+            )
+            for b, one in enumerate(batch)
         ]
-
-    def _trace(self, points: Tensor, ids: Tensor, text: str, logits: Tensor | None) -> Trace:
-        n, per_layer = len(ids), len(self.said.layers[0])
-        where = tuple(per_layer * layer for layer in range(self.view.layers))
-        return Trace(
-            view=self.view,
-            points=points[:, :n],
-            steps=tuple(tap.label for tap in taps(self.said)),
-            tokens=self.words(ids),
-            ids=ids,
-            where=where,
-            middle=tuple(at + 1 for at in where),
-            text=text,
-            logits=None if logits is None else logits[:n],
-            not_read=frozenset(tap.label for tap in taps(self.said) if tap.added),
-            facts=dict(self.view.facts),
-        )
 
     def run(
         self,
@@ -106,15 +94,23 @@ class Running(ABC):
         `edit={(layer, head): f}`: f(q, k, v, mechanism) of that head (b, 1, n, ·) gives its output (b, 1, n, e).
         `hooks={"L3.resid_mid": g}`: the points (b, n, d) at that step become g(points).
         """
-        ids = self.ids(text)[None].to(self.said.embed.weight.device)
+        ids = self.ids(text)[None].to(self.device)
         with self.editing(edit or {}), changing(self.said, hooks or {}):
             return self.call(ids, None)[0]
 
-    def ids(self, text: Text) -> Int[Tensor, " n"]:
+    def proved(self, certificate: Certificate) -> "Running":
+        """The same model, with its certificate among its facts."""
+        return replace(self, view=self.view.proved(certificate))
+
+    @property
+    def device(self) -> torch.device:
+        return self.said.embed.weight.device
+
+    def ids(self, text: Text, encode: Callable[[str], list[int]] | None = None) -> Int[Tensor, " n"]:
         """Token ids as the tokenizer makes them (special tokens included), or the ids given; looked at once, here."""
         if isinstance(text, str) and self.tokenizer is None:
             raise RheoscopeError("this model has no tokenizer: type token ids, or rs.load(model, tokenizer=…)")
-        ids = torch.tensor(self.encode(text)).long() if isinstance(text, str) else whole_numbers(text)
+        ids = torch.tensor((encode or self.encode)(text)).long() if isinstance(text, str) else whole_numbers(text)
         longest, vocabulary = self.view.facts.get("context"), len(self.view.embed)
         if not len(ids) or (isinstance(text, str) and not text):  # a tokenizer may put a start token before nothing
             raise RheoscopeError("the text has no tokens; type at least one word")
@@ -149,9 +145,44 @@ def whole_numbers(text: Any) -> Int[Tensor, " n"]:
     return ids.long().cpu()
 
 
-def padded(batch: list[Tensor]) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"] | None]:
+def room(said: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "p b n d"]:
+    """Where the points of a batch will stand, as wide and as exact as the stream."""
+    width = said.blocks[0].W_O.shape[-1]
+    return torch.empty(len(taps(said)), *ids.shape, width, device=ids.device, dtype=said.embed.weight.dtype)
+
+
+def traced(
+    view: View,
+    said: Description,
+    points: Float[Tensor, "p longest d"],
+    ids: Int[Tensor, " n"],
+    tokens: list[str],
+    text: str,
+    logits: Float[Tensor, "longest vocabulary"] | None = None,
+) -> Trace:
+    """One text of a batch, without what it was padded with."""
+    n, per_layer = len(ids), len(said.layers[0])
+    where = tuple(per_layer * layer for layer in range(view.layers))
+    return Trace(
+        view=view,
+        points=points[:, :n],
+        steps=tuple(tap.label for tap in taps(said)),
+        tokens=tokens,
+        ids=ids,
+        where=where,
+        middle=tuple(at + 1 for at in where),
+        text=text,
+        logits=None if logits is None else logits[:n],
+        not_read=frozenset(tap.label for tap in taps(said) if tap.added),
+        facts=dict(view.facts),
+    )
+
+
+def padded(
+    batch: Sequence[Tensor], device: torch.device | None = None
+) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"] | None]:
     """Texts side by side, padded on the right; None where nothing is padded, so that the fused kernel stays plain."""
     longest = max(len(ids) for ids in batch)
     ids = torch.stack([torch.nn.functional.pad(one, (0, longest - len(one))) for one in batch])
     there = torch.stack([torch.arange(longest) < len(one) for one in batch])
-    return ids, None if bool(there.all()) else there
+    return ids.to(device), None if bool(there.all()) else there.to(device)

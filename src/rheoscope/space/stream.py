@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Heads, Norm
 from rheoscope.space.model import Hook
 
@@ -36,7 +37,7 @@ class Description:
     """All that Rheoscope has to know of one model: five hook points and where the weights are.
 
     `layers[l]` are the taps of layer l in the order of the stream; `blocks`, `mlps` its operators; `attentions` the
-    modules that compute attention.
+    modules that compute attention; `crossing` and `crosses` the same for cross attention, where there is any.
     `into` and `out_of` map embeddings into E and E back to what the unembedding reads, where their widths differ.
     """
 
@@ -50,6 +51,8 @@ class Description:
     encoder: bool = False
     into: Float[Tensor, "w d"] | None = None
     out_of: Float[Tensor, "d w"] | None = None
+    crossing: tuple[Crossing, ...] = ()
+    crosses: tuple[nn.Module, ...] = ()
 
 
 def pre_norm_taps(layers: Sequence[Any], middle: str, writer: str, share: float = 1.0) -> tuple[tuple[Tap, ...], ...]:

@@ -21,7 +21,8 @@ class Trace:
     so nothing of size L x H x N x N ever exists.
 
     `where[l]` is the step that layer l reads, `middle[l]` the step after its attention. A step in `not_read` is no point
-    that the model itself reads (the midpoint of a parallel block).
+    that the model itself reads (the midpoint of a parallel block). `memory` (S, d) are the last points of the source that a
+    target reads by cross attention, before the encoder's last norm.
     """
 
     view: View
@@ -35,6 +36,7 @@ class Trace:
     logits: Float[Tensor, "n vocabulary"] | None = None
     not_read: frozenset[str] = frozenset()
     facts: dict[str, Any] = field(default_factory=dict)
+    memory: Float[Tensor, "s d"] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,13 +90,40 @@ class Trace:
         """Entropy, first-token mass, top weight, distance (h, n) and received mass of all heads, no map ever held."""
         return self.view.heads_of(layer).statistics(self.read_by(layer))
 
+    @torch.no_grad()
+    def cross_scores(self, layer: int, head: int) -> Float[Tensor, "n s"]:
+        """Scores of one head of cross attention, row = target token, column = source token."""
+        return self.view.crossing_of(layer, head).scores(*self.across(layer), head)
+
+    @torch.no_grad()
+    def cross_weights(self, layer: int, head: int) -> Float[Tensor, "n s"]:
+        """Weights of one head of cross attention, row = target token, column = source token."""
+        return self.view.crossing_of(layer, head).weights(*self.across(layer), head)
+
+    @torch.no_grad()
+    def cross_displacements(self, layer: int) -> Float[Tensor, "h n d"]:
+        """What every head of cross attention adds to every target token; with `cross_bias(layer)` they close the stream."""
+        return self.view.crossing_of(layer).displacements(*self.across(layer))
+
+    @torch.no_grad()
+    def cross_bias(self, layer: int) -> Float[Tensor, "n d"]:
+        """What the cross attention of a layer adds beside its heads."""
+        return self.view.crossing_of(layer).bias(self.across(layer)[0])
+
+    def across(self, layer: int) -> tuple[Float[Tensor, "n d"], Float[Tensor, "s d"]]:
+        """The two clouds that the cross attention of a layer reads: the target's and the source's."""
+        self.view.crossing_of(layer)
+        if self.memory is None:
+            raise RheoscopeError("this Trace has no source; type model.trace((source, target)).target")
+        return self.at(f"L{layer}.resid_mid"), self.memory
+
     def save(self, directory: str | Path) -> Path:
         """Points, ids and labels to `directory` (safetensors + JSON); `Trace.open(directory, view)` reads them again."""
         from safetensors.torch import save_file
 
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        arrays = {"points": self.points, "ids": self.ids} | ({} if self.logits is None else {"logits": self.logits})
+        arrays = {"points": self.points, "ids": self.ids, "logits": self.logits, "memory": self.memory}
         told = {
             "steps": self.steps,
             "tokens": self.tokens,
@@ -105,7 +134,7 @@ class Trace:
             "facts": self.facts,
         }
         partial = directory / ".trace.partial"
-        save_file({name: x.contiguous() for name, x in arrays.items()}, partial)
+        save_file({name: x.contiguous() for name, x in arrays.items() if x is not None}, partial)
         partial.replace(directory / "trace.safetensors")
         partial.write_text(json.dumps(told, indent=1, default=str))
         partial.replace(directory / "trace.json")
@@ -133,6 +162,7 @@ class Trace:
                 arrays.get("logits"),
                 frozenset(told["not_read"]),
                 told["facts"],
+                arrays.get("memory"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             said = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,13 +1,14 @@
 """A model's weights as operators on one space E."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Head, Heads, Norm
 
 
@@ -16,7 +17,8 @@ class View:
     """Weights as operators: per layer all heads (`blocks`), embedding, unembedding, final norm, MLPs as maps of E.
 
     `mlps[l](x)` is what the MLP of layer l adds to the points that it reads, by the model's own modules. `facts` say what
-    the model is: name, family, weight hash, dtype, device, and the certificate of exactness.
+    the model is: name, family, weight hash, dtype, device, and the certificate of exactness. `crossing[l]` are the heads
+    by which layer l of a decoder reads a source, where there is one.
     """
 
     blocks: tuple[Heads, ...]
@@ -26,6 +28,7 @@ class View:
     final_norm: Norm = Norm()
     mlps: tuple[Callable[[Tensor], Tensor], ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    crossing: tuple[Crossing, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -39,6 +42,10 @@ class View:
     def width(self) -> int:
         return self.embed.shape[-1]
 
+    def proved(self, certificate: Any) -> "View":
+        """The same View, with its certificate among its facts."""
+        return replace(self, facts=self.facts | {"certificate": certificate})
+
     def heads_of(self, layer: int, head: int = 0) -> Heads:
         """All heads of a layer, which must have the head that is asked for; layers and heads count from 0."""
         if not 0 <= layer < self.layers:
@@ -51,3 +58,10 @@ class View:
     def head(self, layer: int, head: int) -> Head:
         """One head; layers and heads count from 0."""
         return Head(layer, head, self.heads_of(layer, head))
+
+    def crossing_of(self, layer: int, head: int = 0) -> Crossing:
+        """All heads of a layer's cross attention; a model without any is refused."""
+        self.heads_of(layer, head)
+        if not self.crossing:
+            raise RheoscopeError("this View has no cross attention; type the target of an encoder-decoder's trace")
+        return self.crossing[layer]

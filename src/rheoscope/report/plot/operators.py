@@ -47,6 +47,7 @@ def draw_map(axis: "Axes", values: np.ndarray, title: str, low: float | None, hi
     axis.set_title(title, loc="left", fontsize=9, color=INK)
     axis.set_xlabel("head")
     axis.set_ylabel("layer")
+    axis.locator_params(integer=True)
     axis.spines[:].set_visible(False)
 
 

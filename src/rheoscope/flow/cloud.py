@@ -1,0 +1,96 @@
+"""The clouds that an analysis of the flow looks at: which points, which tokens, in which space.
+
+raw       x as it is             lengths, costs, W₂
+normed    after the final norm   what the unembedding reads
+sphere    x / ‖x‖                directions alone
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.trace import Trace
+
+SPACES = ("raw", "normed", "sphere")
+
+
+@dataclass(frozen=True, eq=False)
+class Clouds:
+    """One text as a sequence of clouds: `points` (p, n, d) in float32 or better, `steps` their labels, `kept` the tokens."""
+
+    points: Float[Tensor, "p n d"]
+    steps: tuple[str, ...]
+    kept: list[int]
+    tokens: list[str]
+    attributes: dict[str, Any]
+
+
+def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: bool = False, least: int = 1) -> Clouds:
+    """The clouds of a Trace in a space, massive tokens dropped and listed unless `keep_massive`.
+
+    `grain="half"` has every step, `"layer"` the embedding and the end of every layer. Fewer than `least` tokens are
+    refused: the analysis would have nothing to say.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> clouds(model.trace("The keys to the cabinet"), "sphere", "layer").points.norm(dim=-1).max().item() <= 1.0001
+    True
+    """
+    if space not in SPACES:
+        raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
+    at = _points(trace, grain)
+    massive = trace.massive()
+    kept = [token for token in range(len(trace)) if keep_massive or token not in massive]
+    if len(kept) < least:
+        raise RheoscopeError(
+            f"this needs at least {least} tokens that are not massive, got {len(kept)}; type a longer text"
+        )
+    points = _placed(trace, trace.points[at], space)[:, kept]
+    if not bool(points.isfinite().all()):
+        raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
+    attributes = {
+        "space": space,
+        "grain": grain,
+        "text": trace.text,
+        "massive": massive,
+        "keep_massive": int(keep_massive),
+    }
+    facts = {name: str(value) for name, value in trace.facts.items()}
+    return Clouds(points, tuple(trace.steps[i] for i in at), kept, [trace.tokens[i] for i in kept], attributes | facts)
+
+
+def _points(trace: Trace, grain: str) -> list[int]:
+    if grain == "half":
+        return list(range(len(trace.steps)))
+    if grain == "layer":
+        return [*trace.where, len(trace.steps) - 1]
+    raise RheoscopeError(f"unknown grain {grain!r}; type 'layer' or 'half'")
+
+
+def _placed(trace: Trace, points: Float[Tensor, "p n d"], space: str) -> Float[Tensor, "p n d"]:
+    if space == "normed":
+        with torch.no_grad():
+            points = trace.view.final_norm.own(points)
+    points = points.to(torch.promote_types(points.dtype, torch.float32))
+    return points / points.norm(dim=-1, keepdim=True).clamp(min=1e-30) if space == "sphere" else points
+
+
+def dataset(
+    values: Mapping[str, tuple[tuple[str, ...], Tensor]],
+    definitions: Mapping[str, str],
+    coords: dict[str, Any],
+    attributes: dict[str, Any],
+) -> Any:
+    """Named arrays as an xarray.Dataset, every one with its definition."""
+    import xarray as xr
+
+    data = {
+        name: xr.Variable(dims, x.detach().cpu().numpy(), {"definition": definitions[name]})
+        for name, (dims, x) in values.items()
+    }
+    return xr.Dataset(data, coords, attributes)

@@ -1,0 +1,115 @@
+"""Do the additive updates keep the geometry that the tokens had? Distances and neighbours against earlier clouds."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.flow.cloud import clouds, dataset
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+DEFINITIONS = {
+    "rsa": "Spearman correlation of all pairwise distances at this point with those at the reference: 1 the same geometry",
+    "rsa_null": "mean of the same with the tokens of the reference permuted",
+    "neighbours": "share of a token's k nearest tokens at the reference that are still among its k nearest",
+    "neighbours_null": "the same at random: k / (n − 1)",
+}
+
+
+@torch.no_grad()
+def kept(
+    trace: Trace,
+    space: str = "raw",
+    strides: Sequence[int] = (1, 4),
+    k: int = 5,
+    draws: int = 20,
+    seed: int = 0,
+    keep_massive: bool = False,
+) -> "xarray.Dataset":
+    """How much of the tokens' geometry survives, layer by layer.
+
+    **Answers** "are tokens that were near each other still near, after this layer?"
+
+    **Formula** RSA: Spearman correlation of the n(n−1)/2 pairwise distances of two clouds. Neighbours: mean over tokens
+    of |kNN ∩ kNN'| / k. The reference is the embedding (`"embed"`) or the cloud `stride` layers before (`"-1"`, `"-4"`).
+
+    **Gives** (point, reference): `rsa`, `neighbours` and the null of each; NaN where a reference lies before the start.
+
+    **Laws** 1 against itself; unchanged by a turn, a shift and a scale of either cloud; the null of RSA is about 0.
+
+    >>> import rheoscope as rs
+    >>> found = rs.kept(rs.load().trace("The keys to the cabinet are on the table in the hall"))
+    >>> round(float(found.rsa.sel(point="embed", reference="embed")), 6)
+    1.0
+    """
+    seen = clouds(trace, space, "layer", keep_massive, least=4)
+    points, n = seen.points, seen.points.shape[1]
+    if not 1 <= k < n - 1:
+        raise RheoscopeError(f"k nearest of {n} tokens: 1 ≤ k < {n - 1}, got {k}; type k={max(1, min(5, n - 2))}")
+    ranks = torch.stack([ranked(distances(x)) for x in points])
+    near = torch.stack([nearest(distances(x), k) for x in points])
+    names = ["embed", *(f"-{stride}" for stride in strides)]
+    orders = [torch.randperm(n, generator=torch.Generator().manual_seed(seed + draw)) for draw in range(draws)]
+    table = torch.full((3, len(points), len(names)), float("nan"), dtype=ranks.dtype)
+    for at in range(len(points)):
+        for column, back in enumerate([at, *strides]):
+            if back > at:
+                continue
+            table[:, at, column] = torch.stack([
+                correlation(ranks[at], ranks[at - back]),
+                torch.stack([correlation(ranks[at], _permuted(ranks[at - back], order)) for order in orders]).mean(),
+                overlap(near[at], near[at - back]),
+            ])  # fmt: skip
+    rsa, null, neighbours = table
+    values: dict[str, tuple[tuple[str, ...], Tensor]] = {
+        "rsa": (("point", "reference"), rsa),
+        "rsa_null": (("point", "reference"), null),
+        "neighbours": (("point", "reference"), neighbours),
+        "neighbours_null": ((), torch.tensor(k / (n - 1))),
+    }
+    coords = {"point": list(seen.steps), "reference": names}
+    return dataset(
+        values, DEFINITIONS, coords, {"analysis": "kept", "k": k, "draws": draws, "seed": seed} | seen.attributes
+    )
+
+
+def distances(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """All pairwise distances; by differences, not by inner products, so that equal points are at distance 0."""
+    return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def ranked(d: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """Distances replaced by their ranks among all pairs, ties sharing their mean rank, centred and of length 1."""
+    i, j = torch.triu_indices(len(d), len(d), 1)
+    _, inverse, counts = d[i, j].unique(return_inverse=True, return_counts=True)
+    middle = counts.cumsum(0) - (counts + 1) / 2
+    rank = middle[inverse].to(torch.float64)
+    rank = rank - rank.mean()
+    table = torch.zeros(len(d), len(d), dtype=torch.float64)
+    table[i, j] = table[j, i] = rank / rank.norm().clamp(min=1e-30)
+    return table
+
+
+def correlation(a: Float[Tensor, "n n"], b: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Spearman's, from ranks that are centred and of length 1 over pairs (the tables hold every pair twice)."""
+    return (a * b).sum() / 2
+
+
+def nearest(d: Float[Tensor, "n n"], k: int) -> Int[Tensor, "n k"]:
+    """The k nearest other tokens of each; of equally near ones the earlier."""
+    return (d + torch.diag(torch.full((len(d),), float("inf"), dtype=d.dtype))).sort(dim=-1, stable=True).indices[:, :k]
+
+
+def overlap(a: Int[Tensor, "n k"], b: Int[Tensor, "n k"]) -> Float[Tensor, ""]:
+    """Mean share of neighbours in common."""
+    return (a[:, :, None] == b[:, None, :]).any(-1).double().mean()
+
+
+def _permuted(table: Float[Tensor, "n n"], order: Int[Tensor, " n"]) -> Float[Tensor, "n n"]:
+    return table[order][:, order]

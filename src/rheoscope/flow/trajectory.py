@@ -1,0 +1,84 @@
+"""How does every token move through the layers? Speed, path, straightness, turning, and who moves it."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.flow.cloud import clouds, dataset
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+DEFINITIONS = {
+    "speed": "‖x_after − x_before‖, how far a half-layer moves a token",
+    "relative_speed": "speed over ‖x_before‖",
+    "turning": "angle between one half-layer's displacement and the next, in radians: 0 straight on, π back",
+    "path_length": "sum of the speeds of a token",
+    "chord": "‖x_last − x_first‖ of a token",
+    "straightness": "chord over path length: 1 for a straight line; 1/√steps for steps at right angles",
+    "straightness_null": "the same for displacements of the same lengths in random directions: √Σ speed² / Σ speed",
+    "attention_share": "attention's share of the path in a layer: its summed speed over that of attention and MLP",
+}
+
+
+@torch.no_grad()
+def trajectory(trace: Trace, space: str = "raw", keep_massive: bool = False) -> "xarray.Dataset":
+    """The path of every token through the half-layers.
+
+    **Answers** "how far does each layer move the tokens, do they go straight, and does attention or the MLP move them?"
+
+    **Formula** with Δ_s = x_{s+1} − x_s: speed ‖Δ_s‖, path Σ‖Δ_s‖, chord ‖ΣΔ_s‖, straightness chord/path, turning
+    angle(Δ_s, Δ_{s+1}).
+
+    **Gives** (step, token): `speed`, `relative_speed`; (turn, token): `turning`; (token): `path_length`, `chord`,
+    `straightness` and its null; (layer): `attention_share`. Massive tokens are dropped and listed in `attrs["massive"]`.
+
+    **Laws** chord ≤ path; straightness lies in [0, 1]; unchanged by a turn of the axes of E, scaled by a scale.
+
+    **Relation** `transport` asks of the whole cloud what this asks of each token.
+
+    >>> import rheoscope as rs
+    >>> path = rs.trajectory(rs.load().trace("The keys to the cabinet are"))
+    >>> bool((path.chord <= path.path_length).all())
+    True
+    """
+    seen = clouds(trace, space, "half", keep_massive)
+    moved = seen.points.diff(dim=0)
+    speed = moved.norm(dim=-1)
+    path, chord = speed.sum(0), (seen.points[-1] - seen.points[0]).norm(dim=-1)
+    values = {
+        "speed": (("step", "token"), speed),
+        "relative_speed": (("step", "token"), speed / seen.points[:-1].norm(dim=-1).clamp(min=1e-30)),
+        "turning": (("turn", "token"), angles(moved)),
+        "path_length": (("token",), path),
+        "chord": (("token",), chord),
+        "straightness": (("token",), _share(chord, path)),
+        "straightness_null": (("token",), _share(speed.square().sum(0).sqrt(), path)),
+        "attention_share": (("layer",), attention_share(trace, speed)),
+    }
+    coords = {"step": list(seen.steps[1:]), "token": seen.kept, "layer": range(trace.view.layers)}
+    return dataset(values, DEFINITIONS, coords, {"analysis": "trajectory"} | seen.attributes)
+
+
+def angles(moved: Float[Tensor, "s n d"]) -> Float[Tensor, "t n"]:
+    """Between each displacement and the next, by atan2 of chords: exact near 0 and π too; 0 where a token rests."""
+    unit = moved / moved.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    before, after = unit[:-1], unit[1:]
+    return 2 * torch.atan2((after - before).norm(dim=-1), (after + before).norm(dim=-1))
+
+
+def attention_share(trace: Trace, speed: Float[Tensor, "s n"]) -> Float[Tensor, " layer"]:
+    """Σ‖Δ_attention‖ / (Σ‖Δ_attention‖ + Σ‖Δ_rest‖), the steps of a layer being those from one `where` to the next."""
+    ends = [*trace.where[1:], len(trace.steps) - 1]
+    shares = []
+    for start, middle, end in zip(trace.where, trace.middle, ends, strict=True):
+        attention, whole = speed[start:middle].sum(), speed[start:end].sum()
+        shares.append(_share(attention, whole))
+    return torch.stack(shares)
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0)

@@ -1,0 +1,140 @@
+"""Encoder-decoders: a source and a target as two Traces, linked by cross attention."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.certificate import Certificate
+from rheoscope.space.model import Edit, Hook
+from rheoscope.space.running import Running, padded, room, traced
+from rheoscope.space.stream import Description, Tap, changing, watching
+from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
+
+SOURCE = "source."
+"""Before a step of the encoder where a hook names it: `source.L0.resid_mid`."""
+
+Ids = tuple[Int[Tensor, " s"], Int[Tensor, " t"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Linked:
+    """A pair of texts: `source`, the points of the encoder, and `target`, those of the decoder.
+
+    `target.cross_weights(layer, head)` (T, S) says which source token a target token reads, and
+    `target.cross_displacements(layer)` (h, T, d) what it takes from there.
+
+    >>> import rheoscope as rs
+    >>> from rheoscope.models.config import Config
+    >>> from rheoscope.models.transformer import Translator
+    >>> model = rs.load(Translator(Config(vocabulary=9, width=8, depth=1, heads=2, form="encoder-decoder")))
+    >>> linked = model.trace(([5, 6, 7, 2], [1, 8]))
+    >>> linked.target.steps
+    ('embed', 'L0.resid_mid', 'L0.resid_cross', 'L0.resid_post')
+    >>> linked.target.cross_weights(0, 1).shape
+    torch.Size([2, 4])
+    """
+
+    source: Trace
+    target: Trace
+
+    def save(self, directory: str | Path) -> Path:
+        """Both Traces, side by side; `Linked.open(directory, model)` reads them again."""
+        self.source.save(Path(directory) / "source")
+        self.target.save(Path(directory) / "target")
+        return Path(directory)
+
+    @staticmethod
+    def open(directory: str | Path, model: "Pairing") -> "Linked":
+        """A saved pair, seen through the Views of the model that made it; another model is refused."""
+        return Linked(
+            Trace.open(Path(directory) / "source", model.encoder), Trace.open(Path(directory) / "target", model.view)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Pairing(Running):
+    """An encoder-decoder that runs: `view` is the decoder, `encoder` the View of the encoder, a text is a pair.
+
+    A maker says how to call the network on a source and a target, and how a string becomes ids on either side.
+    """
+
+    said_of_source: Description
+    encoder: View
+
+    @abstractmethod
+    def encode_source(self, text: str) -> list[int]:
+        """Ids of a source; `encode` gives those of a target."""
+
+    def trace(self, text: Any, logits: bool = False) -> Any:
+        """The pair (source, target) as Linked Traces; a list of pairs gives a list of them from one batch.
+
+        `logits=True` keeps the logits (T, vocabulary) of the target too, equal bit for bit to the untouched model's for
+        one pair.
+        """
+        many = isinstance(text, list) and bool(text)
+        batch = text if many else [text]
+        linked = self._linked([self.both(pair) for pair in batch], batch, logits)
+        return linked if many else linked[0]
+
+    @torch.no_grad()
+    def _linked(self, batch: list[tuple[Tensor, Tensor]], texts: list[Any], logits: bool) -> list[Linked]:
+        (sources, real), (targets, _) = (padded(side, self.device) for side in zip(*batch, strict=True))
+        far, near, said = room(self.said_of_source, sources), room(self.said, targets), None
+        with watching(self.said_of_source, far), watching(self.said, near):
+            if logits:
+                said = self.call((sources, targets), real)
+            else:
+                self.pass_through((sources, targets), real)
+        return [
+            self._link(ids, texts[b], far[:, b], near[:, b], None if said is None else said[b])
+            for b, ids in enumerate(batch)
+        ]
+
+    def _link(self, ids: Ids, texts: Any, far: Tensor, near: Tensor, logits: Tensor | None) -> Linked:
+        (words, answer), (text, other) = map(self.words, ids), (x if isinstance(x, str) else "" for x in texts)
+        source = traced(self.encoder, self.said_of_source, far, ids[0], words, text)
+        target = traced(self.view, self.said, near, ids[1], answer, other, logits)
+        return Linked(source, replace(target, memory=source.points[-1]))
+
+    def run(
+        self, text: Any, edit: Mapping[tuple[int, int], Edit] | None = None, hooks: Mapping[str, Hook] | None = None
+    ) -> Tensor:
+        """Logits (T, vocabulary) of the pair (source, target), with heads edited and points changed; undone on exit.
+
+        `edit={(layer, head): f}` edits self attention of the decoder; `hooks` change points of the decoder, and those of
+        the encoder under `source.`: `{"source.L0.resid_mid": g}`.
+        """
+        ids = tuple(one[None].to(self.device) for one in self.both(text))
+        far = {label: hook for label, hook in (hooks or {}).items() if label.startswith(SOURCE)}
+        near = {label: hook for label, hook in (hooks or {}).items() if label not in far}
+        with self.editing(edit or {}), changing(_renamed(self.said_of_source), far), changing(self.said, near):
+            return self.call(ids, None)[0]
+
+    def both(self, pair: Any) -> Ids:
+        """The ids of a source and of a target, from strings or as they are given."""
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise RheoscopeError(
+                f"an encoder-decoder reads pairs of texts, got {type(pair).__name__}; type (source, target)"
+            )
+        return self.ids(pair[0], self.encode_source), self.ids(pair[1])
+
+    def proved(self, certificate: Certificate) -> "Pairing":
+        """The same model, with the certificate among the facts of both Views."""
+        return replace(self, view=self.view.proved(certificate), encoder=self.encoder.proved(certificate))
+
+
+def _renamed(said: Description) -> Description:
+    """The steps of the encoder under the names that tell them from the decoder's."""
+
+    def named(tap: Tap) -> Tap:
+        return replace(tap, label=SOURCE + tap.label)
+
+    return replace(said, start=named(said.start), layers=tuple(tuple(map(named, layer)) for layer in said.layers))

@@ -1,0 +1,78 @@
+"""Kept geometry: 1 against itself, blind to turns, shifts and scales, equal to scipy's Spearman and slow neighbours."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import pdist
+from scipy.stats import spearmanr
+
+import rheoscope as rs
+from rheoscope.space.running import Running
+from rheoscope.space.trace import Trace
+from tests.pretrained.cases import double, random, traced
+
+F64 = torch.float64
+
+
+@cache
+def default() -> Running:
+    return rs.load()
+
+
+def cloudy(n: int = 12, seed: int = 0) -> Trace:
+    """A Trace with random points: nothing massive, nothing tied."""
+    trace = default().trace(list(range(1, n + 1)))
+    return replace(trace, points=random(seed, *trace.points.shape))
+
+
+def test_it_equals_scipy_and_a_slow_search() -> None:
+    trace = cloudy()
+    found = rs.kept(trace, strides=(1,), k=3, keep_massive=True)
+    layers = [*trace.where, len(trace.steps) - 1]
+    a, b = (trace.points[at].numpy() for at in (layers[2], layers[1]))
+    start = trace.points[0].numpy()
+    assert float(found.rsa[2, 1]) == pytest.approx(spearmanr(pdist(a), pdist(b)).statistic)
+    assert float(found.rsa[2, 0]) == pytest.approx(spearmanr(pdist(a), pdist(start)).statistic)
+
+    def near(x: np.ndarray, i: int) -> set[int]:
+        return set(sorted((j for j in range(len(x)) if j != i), key=lambda j: np.linalg.norm(x[i] - x[j]))[:3])
+
+    slow = np.mean([len(near(a, i) & near(b, i)) / 3 for i in range(len(a))])
+    assert float(found.neighbours[2, 1]) == pytest.approx(slow)
+    assert float(found.neighbours_null) == pytest.approx(3 / 11)
+
+
+def test_ties_share_their_rank() -> None:
+    trace = cloudy()
+    points = trace.points.clone()
+    points[:, 3] = points[:, 7]
+    found = rs.kept(replace(trace, points=points), keep_massive=True)
+    layers = [*trace.where, len(trace.steps) - 1]
+    a, b = (points[at].numpy() for at in (layers[1], layers[0]))
+    assert float(found.rsa[1, 0]) == pytest.approx(spearmanr(pdist(a), pdist(b)).statistic, abs=1e-7)
+
+
+def test_turns_shifts_and_scales_keep_everything() -> None:
+    trace = cloudy()
+    Q = torch.linalg.qr(random(3, 256, 256))[0]
+    moved = torch.stack([(1 + at) * trace.points[0] @ Q + at for at in range(len(trace.steps))])
+    found = rs.kept(replace(trace, points=moved), keep_massive=True)
+    assert float(abs(found.rsa.sel(reference="embed") - 1).max()) <= 1e-6
+    assert float(abs(found.neighbours.sel(reference="embed") - 1).max()) == 0
+
+
+def test_the_null_is_about_nothing_and_random_clouds_lie_in_it() -> None:
+    found = rs.kept(cloudy(40), draws=50, keep_massive=True)
+    assert float(abs(found.rsa_null.sel(reference="-1")[1:]).max()) < 0.1
+    assert float(abs(found.rsa.sel(reference="-1")[1:]).max()) < 0.3
+    assert bool(np.isnan(found.rsa.sel(point="embed", reference="-1")))
+
+
+def test_what_it_cannot_do_is_told() -> None:
+    with pytest.raises(rs.RheoscopeError, match="at least 4 tokens"):
+        rs.kept(double("gpt2").trace([1, 2]))
+    with pytest.raises(rs.RheoscopeError, match="1 ≤ k < "):
+        rs.kept(traced("gpt2", F64), k=100)

@@ -1,0 +1,72 @@
+"""Paths of tokens: equal to slow sums, bounded, unchanged by a turn of the axes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import rheoscope as rs
+from tests.pretrained.cases import KINDS, double, text, traced
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_number_equals_a_slow_one(name: str) -> None:
+    trace = traced(name, F64)
+    found = rs.trajectory(trace, keep_massive=True)
+    x = trace.points.numpy()
+    for token in (0, len(trace) - 1):
+        moves = [x[s + 1, token] - x[s, token] for s in range(len(x) - 1)]
+        lengths = [np.linalg.norm(move) for move in moves]
+        assert np.allclose(found.speed.values[:, token], lengths)
+        assert np.allclose(found.relative_speed.values[1, token], lengths[1] / np.linalg.norm(x[1, token]))
+        assert float(found.path_length[token]) == pytest.approx(sum(lengths))
+        assert float(found.chord[token]) == pytest.approx(np.linalg.norm(x[-1, token] - x[0, token]))
+        assert float(found.straightness[token]) == pytest.approx(np.linalg.norm(sum(moves)) / sum(lengths))
+        cosine = moves[0] @ moves[1] / lengths[0] / lengths[1]
+        assert float(found.turning[0, token]) == pytest.approx(np.arccos(cosine), abs=1e-7)
+    assert bool((found.straightness <= 1 + 1e-12).all())
+    assert bool((found.attention_share > 0).all())
+    assert bool((found.attention_share < 1).all())
+    assert found.sizes["layer"] == trace.view.layers
+
+
+def test_a_turn_of_the_axes_changes_nothing_and_a_scale_scales() -> None:
+    trace = traced("llama", F64)
+    Q = torch.linalg.qr(torch.randn(32, 32, dtype=F64, generator=torch.Generator().manual_seed(0)))[0]
+    plain, turned = rs.trajectory(trace), rs.trajectory(replace(trace, points=trace.points @ Q))
+    doubled = rs.trajectory(replace(trace, points=2 * trace.points))
+    for field in plain.data_vars:
+        assert float(abs(plain[field] - turned[field]).max()) <= 1e-7, field
+    assert np.allclose(doubled.path_length, 2 * plain.path_length)
+    assert np.allclose(doubled.turning, plain.turning)
+
+
+def test_a_straight_line_is_straight_and_a_way_back_turns() -> None:
+    trace = traced("gpt2", F64)
+    along = torch.arange(len(trace.steps), dtype=F64)[:, None, None] * torch.ones_like(trace.points[:1])
+    straight = rs.trajectory(replace(trace, points=along + trace.points[:1]))
+    assert np.allclose(straight.straightness, 1)
+    assert float(abs(straight.turning).max()) <= 1e-7
+    back = rs.trajectory(replace(trace, points=(along % 2) + trace.points[:1]))
+    assert float(back.turning.min()) == pytest.approx(np.pi)
+
+
+def test_a_token_that_rests_has_a_defined_answer() -> None:
+    trace = traced("gpt2", F64)
+    still = rs.trajectory(replace(trace, points=trace.points[:1].expand_as(trace.points)))
+    for field in still.data_vars:
+        assert bool(np.isfinite(still[field]).all()), field
+    assert float(still.straightness.max()) == 0
+
+
+def test_spaces_grains_and_bad_points_are_told_in_one_line() -> None:
+    trace = double("gpt2").trace(text())
+    assert float(rs.trajectory(trace, space="sphere").path_length.max()) < float(rs.trajectory(trace).path_length.max())
+    rs.trajectory(trace, space="normed")
+    with pytest.raises(rs.RheoscopeError, match="unknown space 'moon'; type one of raw, normed, sphere"):
+        rs.trajectory(trace, space="moon")
+    with pytest.raises(rs.RheoscopeError, match="hold NaN or infinity"):
+        rs.trajectory(replace(trace, points=trace.points * float("nan")), keep_massive=True)

@@ -1,0 +1,123 @@
+"""Losses against a loop, sums over pieces, every held-out token once, and bits per byte by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rheoscope.models.data import IGNORED
+from rheoscope.models.task import Objective, evaluate, nats, task_of
+from rheoscope.models.transformer import build
+from tests.models.runs import VOCABULARY, prose, small, translation, translator
+
+CPU = torch.device("cpu")
+
+
+def example(seed: int, b: int = 3, t: int = 4, v: int = 7) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    wanted = torch.randint(0, v, (b, t), generator=draw)
+    wanted[torch.rand(b, t, generator=draw) < 0.3] = IGNORED
+    return 3 * torch.randn(b, t, v, generator=draw), wanted
+
+
+def by_hand(logits: Tensor, wanted: Tensor, smoothing: float) -> float:
+    """Σ (1 - s) (-log p(wanted)) + s/V Σ over tokens (-log p), token by token in float64."""
+    total = 0.0
+    for row, target in zip(logits.flatten(0, 1).double(), wanted.flatten().tolist(), strict=True):
+        if target != IGNORED:
+            surprise = [math.log(sum(math.exp(x) for x in row.tolist())) - x for x in row.tolist()]
+            total += (1 - smoothing) * surprise[target] + smoothing * sum(surprise) / len(surprise)
+    return total
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.0, 0.1, 0.9]))
+def test_nats_are_the_sum_over_tokens(seed: int, smoothing: float) -> None:
+    logits, wanted = example(seed)
+    assert float(nats(logits, wanted, smoothing, IGNORED)) == pytest.approx(
+        by_hand(logits, wanted, smoothing), rel=1e-5
+    )
+
+
+@given(st.integers(0, 1000))
+def test_pieces_add_up_and_what_is_left_out_counts_nothing(seed: int) -> None:
+    logits, wanted = example(seed)
+    whole = float(nats(logits, wanted, 0.1, IGNORED))
+    assert sum(float(nats(logits[i : i + 1], wanted[i : i + 1], 0.1, IGNORED)) for i in range(3)) == pytest.approx(
+        whole
+    )
+    moved = torch.where((wanted == IGNORED)[..., None], torch.randn_like(logits), logits)
+    assert float(nats(moved, wanted, 0.1, IGNORED)) == whole
+    assert float(nats(logits, torch.full_like(wanted, IGNORED), 0.1, IGNORED)) == 0
+
+
+def test_half_precision_logits_are_summed_in_float32() -> None:
+    logits, wanted = example(5)
+    assert nats(logits.bfloat16(), wanted, 0.0, IGNORED).dtype is torch.float32
+
+
+class Uniform(nn.Module):
+    """A model that knows nothing, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[Tensor, ...]] = []
+
+    def forward(self, *x: Tensor) -> Tensor:
+        self.asked.append(x)
+        ids = x[min(1, len(x) - 1)]
+        return torch.zeros(*ids.shape, VOCABULARY)
+
+
+@pytest.mark.parametrize(("context", "batch"), [(12, 8), (16, 2), (3, 50), (7, 4)])
+def test_every_held_out_token_is_predicted_once(context: int, batch: int) -> None:
+    """A uniform model loses log2 V bits a token: all but the first token, over all bytes."""
+    task, recipe = prose(held_out=101), small(context=context, batch=batch)
+    figures = evaluate(Uniform(), task, recipe, CPU)
+    assert figures["loss"] == pytest.approx(math.log(VOCABULARY), rel=1e-6)
+    assert figures["bits per byte"] == pytest.approx(math.log2(VOCABULARY) * 100 / 202, rel=1e-6)
+    targets = torch.cat([y[y != IGNORED] for _, y in task.held_out(recipe)])
+    assert targets.tolist() == task.corpus.held_out[1:].tolist()
+
+
+def test_held_out_translations() -> None:
+    task, recipe = translation(), translator(batch=2)
+    figures = evaluate(Uniform(), task, recipe, CPU)
+    assert figures["perplexity"] == pytest.approx(VOCABULARY, rel=1e-6)
+    sides = task.corpus.held_out
+    assert sum(task.count(batch) for batch in task.held_out(recipe)) == len(sides.tokens) // 2 + len(sides)
+
+
+def test_evaluation_is_at_rest_and_leaves_the_model_as_it_was() -> None:
+    model, task, recipe = build(small(dropout=0.5).config), prose(), small()
+    model.train()
+    assert evaluate(model, task, recipe, CPU) == evaluate(model, task, recipe, CPU)
+    assert model.training
+    evaluate(model.eval(), task, recipe, CPU)
+    assert not model.training
+
+
+@pytest.mark.parametrize(("task", "recipe"), [(prose(), small()), (translation(), translator())])
+def test_an_objective_is_the_model_and_its_loss(task: Any, recipe: Any) -> None:
+    model = build(recipe.config).eval().requires_grad_(False)
+    x, y = task.batch(3, recipe)
+    assert torch.equal(Objective(model, task, 0.1)(x, y), task.loss(model, (x, y), 0.1))
+    rows = [task.loss(model, (x[i : i + 1], y[i : i + 1]), 0.1) for i in range(len(x))]
+    assert float(sum(rows)) == pytest.approx(float(task.loss(model, (x, y), 0.1)), rel=1e-5)  # type: ignore[arg-type]
+
+
+def test_padding_of_a_pair_changes_nothing() -> None:
+    task, recipe = translation(), translator(dropout=0.0)
+    model = build(recipe.config).eval().requires_grad_(False)
+    source, target = task.batch(0, recipe)
+    wider = (torch.nn.functional.pad(source, (0, 3)), torch.nn.functional.pad(target, (0, 2)))
+    assert task.count(wider) == task.count((source, target))
+    assert float(task.loss(model, wider)) == pytest.approx(float(task.loss(model, (source, target))), rel=1e-5)
+
+
+def test_a_corpus_knows_its_task() -> None:
+    assert isinstance(task_of(prose().corpus), type(prose()))
+    assert isinstance(task_of(translation().corpus), type(translation()))
