@@ -167,9 +167,17 @@ def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:
     """
     assert view.unembed is not None
     unembed, embed = _float(view.unembed), _float(view.embed)
-    if raw:
-        return unembed @ embed
-    return view.final_norm.fold(unembed @ embed - unembed.mean(-1, keepdim=True) * embed.sum(0))
+    tied = unembed.data_ptr() == embed.data_ptr() and unembed.stride() == embed.T.stride()
+    product = gram(embed) if tied else unembed @ embed
+    return product if raw else view.final_norm.fold(product - unembed.mean(-1, keepdim=True) * embed.sum(0))
+
+
+def gram(E: Float[Tensor, "n d"], blocks: int = 4) -> Float[Tensor, "d d"]:
+    """EᵀE, the half above the diagonal computed and mirrored."""
+    parts = E.tensor_split(blocks, -1)
+    rows = [torch.cat([parts[i].mT @ parts[j] for j in range(i, blocks)], -1) for i in range(blocks)]
+    upper = torch.cat([torch.nn.functional.pad(row, (E.shape[-1] - row.shape[-1], 0)) for row in rows])
+    return upper.triu() + upper.triu(1).mT
 
 
 def alignment(M: Factored, F: Factored) -> Float[Tensor, "*h"]:

@@ -89,6 +89,12 @@ class Relevance(Factored):
             return Factored(self.left, self.right)
         return Factored(self.left @ self.rotation(offset).to(self.left.dtype), self.right)
 
+    @cached_property
+    def _singular_values(self) -> Float[Tensor, "*h r"]:
+        # The symmetric part of a form is asked for as well: one decomposition serves both (a ends in rows of zeros).
+        a, b = self._joint
+        return torch.linalg.svdvals(a[..., : a.shape[-1], :] @ b.mT)
+
     def symmetry_at(self, offset: int) -> Float[Tensor, "*h"]:
         """s(delta) = tr(M(delta) M(-delta)) / (|M(delta)| |M(-delta)|): 1 for tied queries and keys at every offset."""
         if self.rotation is None:

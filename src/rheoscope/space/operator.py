@@ -144,8 +144,7 @@ class Factored:
 
     def symmetric_eigenvalues(self) -> Float[Tensor, "*h rr"]:
         """The eigenvalues of the symmetric part, rising, without the zeros outside its range."""
-        self._square("the symmetric part")
-        a, b = _triangle(torch.cat([self.left, self.right.mT], -1)).tensor_split((self.left.shape[-1],), -1)
+        a, b = self._joint
         return torch.linalg.eigvalsh(_symmetrised(a @ b.mT))
 
     def positive(self) -> "Factored":
@@ -178,6 +177,13 @@ class Factored:
         return (
             torch.linalg.vecdot(self.grams[0].to(self.right.dtype) @ self.right, self.right, dim=-2).clamp(min=0).sqrt()
         )
+
+    @cached_property
+    def _joint(self) -> tuple[Float[Tensor, "*h k r"], Float[Tensor, "*h k r"]]:
+        """a, b with A = Q a b^T Q^T, Q orthonormal columns that span the rows and columns of A."""
+        self._square("the symmetric part")
+        a, b = _triangle(torch.cat([self.left, self.right.mT], -1)).tensor_split((self.left.shape[-1],), -1)
+        return a, b
 
     def _square(self, what: str) -> None:
         if self.left.shape[-2] != self.right.shape[-1]:
