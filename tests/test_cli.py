@@ -55,6 +55,15 @@ def test_operators_of_a_directory(tmp_path: Path) -> None:
     assert (tmp_path / "heads.png").exists()
 
 
+def test_operators_say_what_scores_are_made_of_on_a_text(tmp_path: Path) -> None:
+    from rheoscope.opening import DEFAULT
+
+    done = rheoscope("operators", "-m", str(DEFAULT), "--text", "The keys", "--json", "heads.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "shares of what softmax sees" in " ".join(done.stdout.split())
+    assert set(json.loads((tmp_path / "heads.json").read_text())) == {"operators", "scores"}
+
+
 def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
     done = rheoscope("The keys to the cabinet are", "--json", "keys.json", "--explain", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -503,3 +503,18 @@ def test_a_mechanism_outside_its_domain() -> None:
         decoder(texts(1, 1, 4))
     with pytest.raises(RheoscopeError, match="Shaped is defined for square attention"):
         model(texts(1, 1, 4), texts(1, 1, 3))
+
+
+def test_weights_are_dropped_while_training_alone() -> None:
+    config = Config(vocabulary=9, width=8, depth=1, heads=2, attention_dropout=0.5)
+    model, ids = build(config), torch.tensor([[1, 2, 3, 4, 5, 6]])
+    plain = build(config.but(attention_dropout=0.0)).eval()
+    plain.load_state_dict(model.state_dict())
+    torch.manual_seed(0)
+    first, second = model(ids), model(ids)
+    assert not torch.equal(first, second)
+    assert torch.equal(model.eval()(ids), plain(ids))
+    with pytest.raises(
+        RheoscopeError, match="drops weights of a softmax, 'sigmoid' has Sigmoid; type attention_dropout=0"
+    ):
+        build(config.but(mechanism="sigmoid"))

@@ -22,7 +22,8 @@ class Config:
 
     `kv_heads` groups heads (grouped queries), `hidden` is the width inside the FFN, `context` the longest text,
     `mechanism` and `options` a row of the zoo, `branch` a factor on everything a block adds (the depth scaling of shaped
-    attention), `scaled_embedding` multiplies embeddings by √width (2017).
+    attention), `scaled_embedding` multiplies embeddings by √width (2017). `dropout` is on what is added to the stream,
+    `attention_dropout` on the weights of a softmax.
 
     >>> Config(vocabulary=256, width=64, heads=4).head_width
     16
@@ -48,6 +49,7 @@ class Config:
     scaled_embedding: bool = False
     branch: float = 1.0
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     eps: float = 1e-5
     base: float = 10000.0
 
@@ -75,8 +77,9 @@ class Config:
                 raise RheoscopeError(f"unknown {name} {getattr(self, name)!r}; type one of {', '.join(known)}")
         if self.position == "rotary" and self.head_width % 2:
             raise RheoscopeError(f"rotary turns pairs: an even head_width, got {self.head_width}; type another width")
-        if not 0 <= self.dropout < 1:
-            raise RheoscopeError(f"dropout is a share below 1, got {self.dropout!r}; type dropout=0.1")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise RheoscopeError(f"{name} is a share below 1, got {getattr(self, name)!r}; type {name}=0.1")
 
     def save(self, file: Path) -> None:
         """As config.json, with the words that tell Rheoscope's own checkpoints from others."""

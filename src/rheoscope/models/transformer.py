@@ -19,6 +19,8 @@ from torch.nn import functional
 from rheoscope.attention.mask import Mask, Padding, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
+from rheoscope.attention.normaliser.dropped import Dropped
+from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import ALiBi, Buckets, Position, alibi_slopes, sinusoidal_table
 from rheoscope.attention.zoo import ZOO
 from rheoscope.models.cache import Answering, Cache, LayerCache, Remembered
@@ -183,7 +185,7 @@ class SelfAttention(nn.Module):
         self.heads, self.kv_heads, self.head_width = config.heads, config.kv_heads, config.head_width
         self.read = nn.Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_width, bias=config.bias)
         self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
-        self.mechanism = attention_of(config)
+        self.mechanism, self.dropped = attention_of(config), config.attention_dropout
 
     def forward(
         self,
@@ -196,7 +198,8 @@ class SelfAttention(nn.Module):
         q, k, v = self.project(u, turn)
         if cache is not None:
             k, v = cache.extend(k, v)
-        return self.write(attend(self.mechanism.current(), q, k, v, mask, position).transpose(1, 2).flatten(2))
+        mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
+        return self.write(attend(mechanism, q, k, v, mask, position).transpose(1, 2).flatten(2))
 
     def project(self, u: Cloud, turn: "Turn | None" = None) -> tuple[PerHead, Answering, Answering]:
         """q, k, v; before positions, or with q and k turned (together: half the calls)."""
@@ -221,12 +224,13 @@ class CrossAttention(nn.Module):
         self.ask = nn.Linear(config.width, self.heads * self.head_width, bias=config.bias)
         self.read = nn.Linear(config.width, 2 * self.kv_heads * self.head_width, bias=config.bias)
         self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
-        self.mechanism = attention_of(config)
+        self.mechanism, self.dropped = attention_of(config), config.attention_dropout
 
     def forward(self, u: Cloud, memory: Memory, across: Mask, cache: LayerCache | None = None) -> Cloud:
         q = self.ask(u).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
         k, v = self.remember(memory) if cache is None else cache.remember(lambda: self.remember(memory))
-        return self.write(attend(self.mechanism.current(), q, k, v, across, None).transpose(1, 2).flatten(2))
+        mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
+        return self.write(attend(mechanism, q, k, v, across, None).transpose(1, 2).flatten(2))
 
     def remember(self, memory: Memory) -> tuple[Remembered, Remembered]:
         k, v = self.read(memory).unflatten(-1, (-1, self.head_width)).transpose(1, 2).chunk(2, 1)
@@ -240,12 +244,23 @@ def attend(
     return (mechanism if position is None else replace(mechanism, position=position)).attend(q, k, v, mask)
 
 
+def dropping(mechanism: Mechanism, share: float) -> Mechanism:
+    """The mechanism with a share of its weights dropped: while it trains."""
+    return replace(mechanism, normaliser=Dropped(share)) if share else mechanism
+
+
 def attention_of(config: Config) -> Attention:
     """The named mechanism with its options, and the width of a head where it learns maps of tokens."""
     if config.mechanism not in ZOO:
         raise RheoscopeError(f"unknown mechanism {config.mechanism!r}; type one of {', '.join(ZOO)}")
     width = {"dim": config.head_width} if ZOO[config.mechanism].needs_dim else {}
-    return Attention(config.mechanism, **(width | config.options))
+    attention = Attention(config.mechanism, **(width | config.options))
+    if config.attention_dropout and type(attention.mechanism.normaliser) is not Softmax:
+        raise RheoscopeError(
+            f"attention_dropout drops weights of a softmax, {config.mechanism!r} has "
+            f"{type(attention.mechanism.normaliser).__name__}; type attention_dropout=0"
+        )
+    return attention
 
 
 class FFN(nn.Module):

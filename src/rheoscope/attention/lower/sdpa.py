@@ -17,6 +17,7 @@ from rheoscope.attention.feature import Identity
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.mask import Causal
 from rheoscope.attention.mechanism import Mechanism, for_every_head, positions
+from rheoscope.attention.normaliser.dropped import Dropped
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import ALiBi
@@ -73,7 +74,8 @@ def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         form, values, table = with_sink(form, values, table, mechanism.normaliser, causal)
         out = kernel(form, values, table, causal)
         return (out[..., 1:, :] if causal else out).to(dtype)
-    return kernel(form, values, table, causal).to(dtype)
+    share = mechanism.normaliser.share if isinstance(mechanism.normaliser, Dropped) else 0.0
+    return kernel(form, values, table, causal, share).to(dtype)
 
 
 def fold(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> tuple[DotForm, Tensor]:
@@ -108,7 +110,7 @@ def with_sink(
     return form, pad(v, (0, 0, 1, 0)), None if table is None else pad(table, (1, 0), value=True)
 
 
-def kernel(form: DotForm, v: Tensor, table: Tensor | None, causal: bool) -> Tensor:
+def kernel(form: DotForm, v: Tensor, table: Tensor | None, causal: bool, dropped: float = 0.0) -> Tensor:
     """One call of the fused kernel; the key bias travels as a mask row or as a column."""
     q, k, scale, bias, width = form.q, form.k, form.scale, form.key_bias, v.shape[-1]
     if scale <= 0:  # the CPU kernel scales its -inf too: 0 would give NaN, a negative scale +inf
@@ -124,7 +126,8 @@ def kernel(form: DotForm, v: Tensor, table: Tensor | None, causal: bool) -> Tens
         v = pad(v, (0, q.shape[-1] - width))
     elif q.shape[-1] < width:
         q, k = pad(q, (0, width - q.shape[-1])), pad(k, (0, width - k.shape[-1]))
-    return scaled_dot_product_attention(q, k, v, attn_mask=table, is_causal=causal, scale=scale)[..., :width]
+    out = scaled_dot_product_attention(q, k, v, attn_mask=table, dropout_p=dropped, is_causal=causal, scale=scale)
+    return out[..., :width]
 
 
 def _flag(mechanism: Mechanism, q: Tensor, k: Tensor) -> str:
