@@ -5,6 +5,7 @@ nn                                    Attention and MultiHeadAttention as torch 
 attention_gradients                   the backward pass in closed form, with the reversed-attention map
 weight_statistics                     entropy, sinks, distances of the weights, never holding them
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
+clusters                              do tokens gather: ranks, dimension, clusters at an angle
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
@@ -23,6 +24,7 @@ _HOME = {
     "RheoscopeError": "rheoscope.shapes",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
+    "clusters": "rheoscope.flow.clusters",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "mechanism": "rheoscope.attention.zoo",

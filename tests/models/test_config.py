@@ -102,3 +102,13 @@ def test_changed_heads_and_ffn_take_what_follows_with_them() -> None:
 def test_it_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         tiny().width = 3  # type: ignore[misc]
+
+
+def test_training_alone_and_defaults_make_no_other_function() -> None:
+    config = Config(vocabulary=9, width=8, heads=2)
+    assert config.function() == config.but(dropout=0.3, attention_dropout=0.1).function()
+    assert config.function() != config.but(mechanism="metric").function()
+    assert (
+        config.but(options={"sigma": 2.0}, mechanism="metric").function() != config.but(mechanism="metric").function()
+    )
+    assert "base" not in config.function()

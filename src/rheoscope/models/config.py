@@ -85,6 +85,12 @@ class Config:
         """As config.json, with the words that tell Rheoscope's own checkpoints from others."""
         file.write_text(json.dumps({"model_type": "rheoscope", **asdict(self)}, indent=1) + "\n")
 
+    def function(self) -> str:
+        """What of it decides which function the weights are: fields at their defaults and those of training left out."""
+        fixed = {one.name: one.default for one in fields(self)} | {"options": {}}
+        told = {name: value for name, value in asdict(self).items() if value != fixed[name]}
+        return json.dumps({name: value for name, value in told.items() if not name.endswith("dropout")}, sort_keys=True)
+
     @staticmethod
     def of(told: dict[str, Any]) -> "Config":
         """From what config.json holds; an unknown field is refused by name."""

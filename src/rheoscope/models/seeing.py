@@ -6,11 +6,10 @@ W_Q, W_K, W_V    rows of the fused projection        W_O, b_O    the output proj
 mechanism        the module's own, with its mask, and its position where that stands between tokens
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -142,7 +141,7 @@ def facts(network: Any, name: str) -> dict[str, Any]:
         "type": "rheoscope",
         "family": config.form,
         "mechanism": config.mechanism,
-        "weights": fingerprint(network, json.dumps(asdict(config))),
+        "weights": fingerprint(network, config.function()),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
         "context": config.context,

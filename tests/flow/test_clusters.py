@@ -1,0 +1,121 @@
+"""Clusters: planted ones are found, numbers equal slow ones, and turns, shifts and scales change nothing."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+
+import rheoscope as rs
+from rheoscope.flow.clusters import linked, rand_index, ranks, shuffle, silhouette, two_nearest
+from rheoscope.space.trace import Trace
+from tests.pretrained.cases import random, traced
+
+F64 = torch.float64
+
+
+def planted(points: torch.Tensor) -> Trace:
+    """A Trace whose every step is this cloud."""
+    trace = rs.load().trace(list(range(1, len(points) + 1)))
+    wide = torch.zeros(len(points), 256, dtype=F64)
+    wide[:, : points.shape[-1]] = points
+    return replace(trace, points=wide.expand(len(trace.steps), -1, -1).clone())
+
+
+def test_planted_clusters_are_found() -> None:
+    centres = torch.eye(3, dtype=F64)[torch.arange(30) % 3] * 10
+    found = rs.clusters(planted(centres + 0.1 * random(0, 30, 3)), angle=0.5)
+    assert found.cluster_count.values.tolist() == [3] * found.sizes["point"]
+    assert float(found.silhouette.min()) > 0.9
+    assert float(found.ari.min()) == 1
+    label = found.label.values[0]
+    assert all(label[i] == label[i % 3] for i in range(30))
+    assert float(found.effective_rank.max()) < 2.1
+
+
+def test_a_plane_has_two_dimensions_and_a_ball_more() -> None:
+    plane = torch.rand(400, 2, generator=torch.Generator().manual_seed(0), dtype=F64) @ random(1, 2, 20)
+    assert float(two_nearest(plane)) == pytest.approx(2, rel=0.15)
+    assert float(two_nearest(random(2, 400, 5))) == pytest.approx(5, rel=0.25)
+    assert float(two_nearest(torch.cat([plane, plane]))) == float(two_nearest(plane))
+    assert math.isnan(float(two_nearest(plane[:1].expand(9, -1))))
+
+
+def test_ranks_of_known_spectra() -> None:
+    x = torch.linalg.qr(random(0, 20, 4))[0]
+    assert float(ranks(x)[0]) == pytest.approx(4)
+    assert float(ranks(x)[1]) == pytest.approx(4)
+    spread = x * torch.tensor([3.0, 1.0, 1.0, 0.0], dtype=F64)
+    p = torch.tensor([9.0, 1.0, 1.0], dtype=F64) / 11
+    assert float(ranks(spread)[0]) == pytest.approx(float((-(p * p.log()).sum()).exp()))
+    assert float(ranks(spread)[1]) == pytest.approx(float(1 / p.square().sum()))
+    assert [float(r) for r in ranks(torch.zeros(5, 3, dtype=F64))] == [0, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_links_equal_scipys_single_linkage_and_rand_index_a_count_of_pairs(seed: int) -> None:
+    x = random(seed, 25, 3)
+    unit = x / x.norm(dim=-1, keepdim=True)
+    angle = 0.4
+    mine = linked((unit @ unit.mT).clamp(-1, 1), angle)
+    tree = linkage(
+        np.arccos(np.clip(1 - (unit[:, None] - unit).square().sum(-1).numpy()[np.triu_indices(25, 1)] / 2, -1, 1)),
+        "single",
+    )
+    theirs = torch.as_tensor(fcluster(tree, angle, "distance")).long()
+    assert float(rand_index(mine, theirs)) == 1
+    assert all(int(one) == int((mine == one).nonzero()[0]) for one in mine.unique())
+    a, b = torch.randint(0, 4, (2, 25), generator=torch.Generator().manual_seed(seed))
+    pairs = [(i, j) for i in range(25) for j in range(i)]
+    both, of_a, of_b = (
+        sum(bool(f(i, j)) for i, j in pairs)
+        for f in (lambda i, j: a[i] == a[j] and b[i] == b[j], lambda i, j: a[i] == a[j], lambda i, j: b[i] == b[j])
+    )
+    expected = of_a * of_b / len(pairs)
+    assert float(rand_index(a, b)) == pytest.approx((both - expected) / ((of_a + of_b) / 2 - expected))
+
+
+def test_silhouette_equals_a_loop() -> None:
+    x, label = random(0, 14, 2), torch.tensor([0, 1, 2] * 4 + [0, 7])
+    d = torch.cdist(x, x)
+    scores = []
+    for i in range(14):
+        own = [float(d[i, j]) for j in range(14) if j != i and label[j] == label[i]]
+        rest = [np.mean([float(d[i, j]) for j in range(14) if label[j] == c]) for c in label.unique() if c != label[i]]
+        scores.append((min(rest) - np.mean(own)) / max(min(rest), np.mean(own)) if own else 0.0)
+    assert float(silhouette(d, label)) == pytest.approx(np.mean(scores), abs=1e-7)
+    assert float(silhouette(d, torch.zeros(14).long())) == 0
+
+
+def test_turns_shifts_and_scales_change_nothing() -> None:
+    trace = traced("llama", F64)
+    Q = torch.linalg.qr(random(5, 32, 32))[0]
+    plain = rs.clusters(trace, keep_massive=True)
+    moved = rs.clusters(replace(trace, points=3 * trace.points @ Q + 2), keep_massive=True)
+    for field in set(plain.data_vars) - {"mean_cosine_uncentred", "effective_rank_null", "cluster_count_null"}:
+        assert float(abs(plain[field] - moved[field]).max()) <= 1e-6, field
+
+
+def test_laws_of_ranks_and_the_null() -> None:
+    found = rs.clusters(rs.load().trace(list(range(300, 340))))
+    assert bool((found.participation_ratio >= 1 - 1e-9).all())
+    assert bool((found.effective_rank >= found.participation_ratio - 1e-9).all())
+    assert bool((found.effective_rank <= 39 + 1e-9).all())
+    few, many = (rs.clusters(rs.load().trace(list(range(300, 340))), angle=a).cluster_count for a in (1.2, 0.4))
+    assert bool((few <= many).all())
+    x = random(0, 9, 4)
+    assert torch.equal(shuffle(x, 0).sort(0).values, x.sort(0).values)
+    assert not torch.equal(shuffle(x, 0), x)
+
+
+def test_identical_tokens_and_bad_settings_have_a_defined_answer() -> None:
+    still = rs.clusters(planted(random(8, 1, 3).expand(7, -1)))
+    assert still.cluster_count.values.tolist() == [1] * still.sizes["point"]
+    assert float(still.effective_rank.max()) == 0
+    assert bool(np.isnan(still.intrinsic_dimension).all())
+    with pytest.raises(rs.RheoscopeError, match=r"between 0 and π, got 4.0; type angle"):
+        rs.clusters(planted(torch.ones(6, 3, dtype=F64)), angle=4.0)
+    with pytest.raises(rs.RheoscopeError, match="at least 3 tokens"):
+        rs.clusters(rs.load().trace([1, 2]))
