@@ -12,6 +12,7 @@ operators                             every head as an operator: symmetry, direc
 scores                                what the scores of every head are made of: form, mean, biases
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
+transport                             is keeping identity the cheapest way to move the cloud? exact W₂
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
 RheoscopeError                        the one error that a user's mistake raises
 """
@@ -36,6 +37,7 @@ _HOME = {
     "scores": "rheoscope.covers.scores",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",
+    "transport": "rheoscope.flow.transport",
     "weight_statistics": "rheoscope.attention.lower.statistics",
 }
 

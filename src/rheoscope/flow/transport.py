@@ -1,0 +1,210 @@
+"""Is keeping every token's identity the cheapest way to move the cloud? Exact optimal transport from layer to layer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.flow.cloud import clouds, dataset
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+EXACT = 2048
+"""Tokens up to which the assignment is solved; a cost matrix of float64 has 32 MiB there."""
+DEFINITIONS = {
+    "identity_cost": "mean ‖y_i − x_i‖²: what it costs that every token stays itself",
+    "w2_squared": "W₂²: the least mean ‖y_σ(i) − x_i‖² over all permutations σ",
+    "random_cost": "mean ‖y_j − x_i‖² over all pairs: what pairing at random costs",
+    "kappa": "(random − identity)/(random − W₂²): 1 where identity is optimal, 0 where it is no better than chance",
+    "kappa_null": "the same with the displacements permuted among the tokens, mean over draws",
+    "identity_share": "share of tokens that the optimal coupling leaves in place, on the centred sphere",
+    "identity_share_null": "the same with the displacements permuted among the tokens, mean over draws",
+    "efficiency": "W₂²/identity cost: 1 almost everywhere, so it says little",
+    "coupling": "the token whose new place this token would take in the optimal coupling",
+    "geodesic_straightness": "W₂ from first to last cloud over the sum of W₂ between layers: 1 on a geodesic",
+}
+FIELDS = (
+    "identity_cost",
+    "w2_squared",
+    "random_cost",
+    "kappa",
+    "kappa_null",
+    "identity_share",
+    "identity_share_null",
+    "efficiency",
+)
+Cloud = Float[Tensor, "n d"]
+
+
+@torch.no_grad()
+def transport(
+    trace: Trace,
+    space: str = "raw",
+    grain: str = "layer",
+    strides: Sequence[int] | None = None,
+    draws: int = 4,
+    seed: int = 0,
+    keep_massive: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> "xarray.Dataset":
+    """The cloud as a measure that is transported: from every layer to the next, and over strides of 2, 4, … layers.
+
+    **Answers** "do tokens keep their identity because that is the cheapest way to get the next cloud, or could they swap?"
+
+    **Formula** W₂² = min_σ mean ‖y_σ(i) − x_i‖²; κ = (W_rand² − W_id²)/(W_rand² − W₂²). Null: y_i = x_i + Δ_π(i), the same
+    displacements given to other tokens.
+
+    **Gives** (step): `identity_cost`, `w2_squared`, `random_cost`, `kappa`, `identity_share`, both nulls, `efficiency`; the
+    same over strides as `…_strided` (stride, step), NaN past the end; `coupling` (step, token); `geodesic_straightness`.
+
+    **Laws** κ ≤ 1; W₂² ≤ identity cost; W₂ obeys the triangle inequality, so straightness lies in [0, 1]; unchanged by a turn
+    and a shift of E.
+
+    **Source** exact assignment by Jonker and Volgenant; up to 2048 tokens.
+
+    >>> import rheoscope as rs
+    >>> found = rs.transport(rs.load().trace("The keys to the cabinet are on the table"))
+    >>> bool((found.kappa <= 1 + 1e-9).all())
+    True
+    """
+    seen = clouds(trace, space, grain, keep_massive, least=2)
+    points = seen.points.double()
+    if points.shape[1] > EXACT:
+        raise RheoscopeError(
+            f"exact transport takes up to {EXACT} tokens, got {points.shape[1]}; type a shorter text, or a part of it"
+        )
+    last = len(points) - 1
+    strides = powers(last) if strides is None else _checked(strides, last)
+    pairs = [(stride, at) for stride in strides for at in range(last - stride + 1)]
+    moves = {}
+    for done, (stride, at) in enumerate(pairs):
+        moves[stride, at] = moved(points[at], points[at + stride], draws, seed)
+        if progress is not None:
+            progress(done + 1, len(pairs))
+    attributes = {"analysis": "transport", "draws": draws, "seed": seed} | seen.attributes
+    coords = {"step": list(seen.steps[1:]), "token": seen.kept, "stride": list(strides)}
+    return dataset(_values(points, moves, list(strides)), _definitions(), coords, attributes)
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """What it takes to bring one cloud to another."""
+
+    figures: dict[str, float]
+    coupling: Int[Tensor, " n"]
+
+
+def moved(x: Cloud, y: Cloud, draws: int, seed: int) -> Moved:
+    """All numbers of one pair of clouds, with their nulls."""
+    draw = torch.Generator().manual_seed(seed)
+    nulls = [x + (y - x)[torch.randperm(len(x), generator=draw)] for _ in range(draws)]
+    identity, random, best, coupling = costs(x, y)
+    figures = {
+        "identity_cost": identity,
+        "w2_squared": best,
+        "random_cost": random,
+        "kappa": kappa(identity, random, best),
+        "kappa_null": _mean([kappa(*costs(x, null)[:3]) for null in nulls]),
+        "identity_share": in_place(x, y),
+        "identity_share_null": _mean([in_place(x, null) for null in nulls]),
+        "efficiency": best / identity if identity > 0 else 1.0,
+    }
+    return Moved(figures, coupling)
+
+
+def costs(x: Cloud, y: Cloud) -> tuple[float, float, float, Int[Tensor, " n"]]:
+    """Identity, random and least cost, summed in float64 over pairs, and the coupling of the least."""
+    coupling = assignment(squared_distances(x, y))
+    identity, best = ((y[at] - x).square().sum(-1).mean() for at in (torch.arange(len(x)), coupling))
+    spread = (x - x.mean(0)).square().sum(-1).mean() + (y - y.mean(0)).square().sum(-1).mean()
+    random = spread + (y.mean(0) - x.mean(0)).square().sum()
+    return float(identity), float(random), float(torch.minimum(best, identity)), coupling
+
+
+def squared_distances(x: Cloud, y: Cloud) -> Float[Tensor, "n m"]:
+    """‖y_j − x_i‖² of all pairs, both clouds seen from one centre so that little cancels."""
+    centre = x.mean(0)
+    x, y = x - centre, y - centre
+    return (x.square().sum(-1)[:, None] + y.square().sum(-1) - 2 * x @ y.mT).clamp(min=0)
+
+
+def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
+    """The permutation of least Σ C_iσ(i); the identity where it is as good as any."""
+    import lap
+
+    table = np.ascontiguousarray(cost.cpu().numpy())
+    columns = lap.lapjvr(table, return_cost=False, precision="float64")[1]
+    stay = float(np.trace(table))
+    if stay <= float(table[np.arange(len(table)), columns].sum()) * (1 + 1e-12):
+        columns = np.arange(len(table))
+    return torch.as_tensor(np.asarray(columns, dtype=np.int64))
+
+
+def kappa(identity: float, random: float, best: float) -> float:
+    """1 where the clouds are points that cannot be told apart."""
+    return (random - identity) / (random - best) if random - best > 1e-12 * random else 1.0
+
+
+def in_place(x: Cloud, y: Cloud) -> float:
+    """The share of tokens that the optimal coupling of directions, seen from the clouds' means, leaves in place."""
+    coupling = assignment(squared_distances(_directions(x), _directions(y)))
+    return float((coupling == torch.arange(len(x))).double().mean())
+
+
+def powers(layers: int) -> list[int]:
+    """1, 2, 4, … and the whole way.
+
+    >>> powers(6)
+    [1, 2, 4, 6]
+    """
+    return sorted({layers, *(2**k for k in range(layers.bit_length()) if 2**k <= layers)})
+
+
+def _directions(x: Cloud) -> Cloud:
+    centred = x - x.mean(0)
+    return centred / centred.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+
+
+def _values(
+    points: Float[Tensor, "p n d"], moves: dict[tuple[int, int], Moved], strides: list[int]
+) -> dict[str, tuple[tuple[str, ...], Tensor]]:
+    last = len(points) - 1
+    values: dict[str, tuple[tuple[str, ...], Tensor]] = {}
+    for name in FIELDS:
+        table = torch.full((len(strides), last), float("nan"), dtype=torch.float64)
+        for (stride, at), one in moves.items():
+            table[strides.index(stride), at + stride - 1] = one.figures[name]
+        values[f"{name}_strided"] = (("stride", "step"), table)
+        values[name] = (("step",), table[0])
+    values["coupling"] = (("step", "token"), torch.stack([moves[1, at].coupling for at in range(last)]))
+    whole = moves[last, 0] if (last, 0) in moves else moved(points[0], points[-1], 0, 0)
+    way = sum(moves[1, at].figures["w2_squared"] ** 0.5 for at in range(last))
+    straight = whole.figures["w2_squared"] ** 0.5 / way if way > 0 else 1.0
+    values["geodesic_straightness"] = ((), torch.tensor(straight, dtype=torch.float64))
+    return values
+
+
+def _definitions() -> dict[str, str]:
+    over = {f"{name}_strided": f"{DEFINITIONS[name]}, from `stride` layers before" for name in FIELDS}
+    return DEFINITIONS | over
+
+
+def _checked(strides: Sequence[int], last: int) -> list[int]:
+    wrong = [stride for stride in strides if not 1 <= stride <= last]
+    if wrong or 1 not in strides:
+        came = f"{wrong[0]}" if wrong else f"{list(strides)} without 1"
+        raise RheoscopeError(
+            f"strides are whole numbers from 1 to {last}, 1 among them, got {came}; type strides=[1, {last}]"
+        )
+    return sorted(set(strides))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
