@@ -67,11 +67,24 @@ def test_operators_say_what_scores_are_made_of_on_a_text(tmp_path: Path) -> None
 def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
     done = rheoscope("The keys to the cabinet are", "--json", "keys.json", "--explain", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for said in ("the default model", "<|endoftext|> The", "likeliest next tokens", "symmetry", "wrote keys.json"):
+    for said in (
+        "the default model",
+        "<|endoftext|> The",
+        "likeliest next tokens",
+        "κ null",
+        "symmetry",
+        "wrote keys.json",
+    ):
         assert said in done.stdout
     told = json.loads((tmp_path / "keys.json").read_text())
-    assert set(told) == {"readout", "operators"}
+    assert set(told) == {"readout", "operators", "trajectory", "transport", "clusters"}
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
+
+
+def test_a_text_too_short_to_move_says_what_is_left_out(tmp_path: Path) -> None:
+    done = rheoscope("a", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "How the cloud moves is left out: this needs at least 3 tokens" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
