@@ -43,7 +43,7 @@ def attention_gradients(
 
     **Laws** equal to autograd for every differentiable mechanism; rows of R sum to 0 under softmax.
 
-    **Source** MATH section 1; Katz & Wolf, arXiv:2412.17019.
+    **Source** Katz & Wolf, arXiv:2412.17019.
 
     **Siblings** autograd gives q, k, v without R; `weight_statistics` looks at the forward weights.
 
