@@ -84,13 +84,11 @@ def scores(
     attributes = {
         "analysis": "scores",
         "space": "x̂",
-        "text": trace.text,
         "massive": massive,
         "formula": "Σ cov(part, score) / Σ var(score) along rows",
     }
-    facts = {name: str(value) for name, value in trace.facts.items()}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    return xr.Dataset(data, coords, attributes | facts)
+    return xr.Dataset(data, coords, attributes | trace.provenance)
 
 
 def of_layer(heads: Heads, x: Float[Tensor, "n d"], kept: Bool[Tensor, " n"]) -> dict[str, Float[Tensor, " h"]]:

@@ -56,12 +56,12 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
     attributes = {
         "space": space,
         "grain": grain,
-        "text": trace.text,
         "massive": massive,
         "keep_massive": int(keep_massive),
     }
-    facts = {name: str(value) for name, value in trace.facts.items()}
-    return Clouds(points, tuple(trace.steps[i] for i in at), kept, [trace.tokens[i] for i in kept], attributes | facts)
+    return Clouds(
+        points, tuple(trace.steps[i] for i in at), kept, [trace.tokens[i] for i in kept], attributes | trace.provenance
+    )
 
 
 def _points(trace: Trace, grain: str) -> list[int]:

@@ -65,12 +65,10 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     attributes = {
         "analysis": "readout",
         "space": "normed",
-        "text": trace.text,
         "token": token % len(trace),
         "answer": answer,
     }
-    facts = {name: str(value) for name, value in trace.facts.items()}
-    return dataset(named, DEFINITIONS, {"point": list(trace.steps)}, attributes | facts)
+    return dataset(named, DEFINITIONS, {"point": list(trace.steps)}, attributes | trace.provenance)
 
 
 def predictions(view: View, points: Float[Tensor, "p d"]) -> Float[Tensor, "p vocabulary"]:

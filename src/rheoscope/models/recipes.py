@@ -198,7 +198,7 @@ def translation() -> Recipe:
     )  # fmt: skip
     return Recipe(
         config, steps=6000, batch=128, context=48, rate=7e-4, warmup=400, betas=(0.9, 0.98), weight_decay=0.01,
-        label_smoothing=0.1, evaluate_every=250, vocabulary=8000,
+        label_smoothing=0.1, evaluate_every=500, vocabulary=8000,
     )  # fmt: skip
 
 

@@ -49,6 +49,11 @@ class Trace:
             )
         return self.points[self.steps.index(step)]
 
+    @property
+    def provenance(self) -> dict[str, str]:
+        """The text and what made the Trace, as results carry it."""
+        return {"text": self.text} | {name: str(value) for name, value in self.facts.items()}
+
     def massive(self, times: float = 5.0) -> list[int]:
         """Tokens (sinks) longer than `times` the median length at any step; statistics of clouds leave them out and say so."""
         lengths = self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
