@@ -123,13 +123,13 @@ class Seen:
     """What one attention module was given and what it made of it: placed q, k (h, n, ·), v, the mask, scores, weights."""
 
     def __init__(self, module: Any, args: tuple[Any, ...], out: Tensor) -> None:
-        u, mask, turn, position, *_ = args
+        u, real, turn, position, *_ = args
         q, k, v = module.project(u, turn)
         repeat = q.shape[1] // k.shape[1]
         self.q, self.k, self.v = q[0], k[0].repeat_interleave(repeat, 0), v[0].repeat_interleave(repeat, 0)
         i, j = positions(u.shape[1], u.shape[1])
-        self.permitted = mask(i, j)
         mechanism = module.mechanism.current()
+        self.permitted = mechanism.under(real).mask(i, j)
         self.scores = mechanism.score(self.q[None], self.k[None])[0]
         bias = None if position is None else position.bias(i, j)
         self.scores = self.scores if bias is None else self.scores + bias

@@ -150,7 +150,7 @@ def default() -> Recipe:
 
 
 def shakespeare() -> Recipe:
-    """nanoGPT's character model of 10.65M parameters on tiny Shakespeare."""
+    """nanoGPT's character model of 10.65M parameters on tiny Shakespeare, with more dropout and fewer steps."""
     config = Config(
         vocabulary=65,
         width=384,
@@ -161,6 +161,7 @@ def shakespeare() -> Recipe:
         norm="layer",
         ffn="gelu",
         dropout=0.3,
+        attention_dropout=0.3,
     )
     return Recipe(
         config, steps=3000, batch=64, context=256, rate=1e-3, betas=(0.9, 0.99), evaluate_every=250,

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rheoscope.attention.mask import as_mask
 from rheoscope.attention.mechanism import Masked, Mechanism
 from rheoscope.attention.position import Position
 from rheoscope.models.config import Config
@@ -232,10 +231,10 @@ def _heads(block: Any, attention: Any, rows: Rows, mechanism: Mechanism, project
 
 
 def mechanism_of(attention: SelfAttention, stack: Stack) -> Mechanism:
-    """The module's own mechanism, with what the stack gives to every call: mask, and rotation or bias between tokens."""
+    """The module's own mechanism, with what the stack gives to every call: the rotation or the bias between tokens."""
     rotary = stack.place.kind == "rotary"
     position = Turned(partial(turn, stack)) if rotary else stack.place.between() or Position()
-    return replace(attention.mechanism.current(), position=position).under(as_mask("causal" if stack.causal else None))
+    return replace(attention.mechanism.current(), position=position)
 
 
 def turn(stack: Stack, x: Float[Tensor, "b h n k"], at: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:

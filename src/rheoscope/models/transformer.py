@@ -23,6 +23,7 @@ from rheoscope.attention.normaliser.dropped import Dropped
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import ALiBi, Buckets, Position, alibi_slopes, sinusoidal_table
 from rheoscope.attention.zoo import ZOO
+from rheoscope.attention.zoo import mechanism as named
 from rheoscope.models.cache import Answering, Cache, LayerCache, Remembered
 from rheoscope.models.config import Config
 from rheoscope.shapes import RheoscopeError
@@ -111,7 +112,7 @@ class Stack(nn.Module):
         self.embed = nn.Embedding(config.vocabulary, config.width)
         self.place = Places(config, causal)
         self.dropout = dropout(config)
-        self.blocks = nn.ModuleList(Block(config, crossed) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(Block(config, causal, crossed) for _ in range(config.depth))
         self.norm = norm(config) if config.placement == "pre" else nn.Identity()
 
     def forward(
@@ -133,20 +134,20 @@ class Stack(nn.Module):
         x = self.dropout(
             self.place.embedded(x * math.sqrt(self.config.width) if self.config.scaled_embedding else x, at)
         )
-        mask = as_mask("causal" if self.causal else None) & _there(padding)
-        turn, position, across = self.place.turn(at), self.place.between(), _there(remembered)
+        real, across = _there(padding), _there(remembered)
+        turn, position = self.place.turn(at), self.place.between()
         for number, block in enumerate(self.blocks):
-            x = block(x, mask, turn, position, None if cache is None else cache.layer(number), memory, across)
+            x = block(x, real, turn, position, None if cache is None else cache.layer(number), memory, across)
         return self.norm(x)
 
 
 class Block(nn.Module):
     """Attention, then cross attention where there is a memory, then the FFN, each with its norm and its skip."""
 
-    def __init__(self, config: Config, crossed: bool = False) -> None:
+    def __init__(self, config: Config, causal: bool, crossed: bool = False) -> None:
         super().__init__()
         self.pre, self.branch = config.placement == "pre", config.branch
-        self.norm_attention, self.attention = norm(config), SelfAttention(config)
+        self.norm_attention, self.attention = norm(config), SelfAttention(config, causal)
         if crossed:
             self.norm_cross, self.cross = norm(config), CrossAttention(config)
         self.norm_ffn, self.ffn = norm(config), GatedFFN(config) if config.ffn == "swiglu" else FFN(config)
@@ -155,16 +156,16 @@ class Block(nn.Module):
     def forward(
         self,
         x: Cloud,
-        mask: Mask,
+        real: Mask | None,
         turn: "Turn | None",
         position: Position | None,
         cache: LayerCache | None = None,
         memory: Memory | None = None,
         across: Mask | None = None,
     ) -> Cloud:
-        x = self._step(x, self.norm_attention, lambda u: self.attention(u, mask, turn, position, cache))
+        x = self._step(x, self.norm_attention, lambda u: self.attention(u, real, turn, position, cache))
         if memory is not None:
-            x = self._step(x, self.norm_cross, lambda u: self.cross(u, memory, across or Mask(), cache))
+            x = self._step(x, self.norm_cross, lambda u: self.cross(u, memory, across, cache))
         return self._step(x, self.norm_ffn, self.ffn)
 
     def _step(self, x: Cloud, norm: nn.Module, move: Move) -> Cloud:
@@ -178,19 +179,24 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Every token asks, every permitted token answers; queries, keys and values come from one fused projection."""
+    """Every token asks, every permitted token answers; queries, keys and values come from one fused projection.
 
-    def __init__(self, config: Config) -> None:
+    The causal mask is part of the mechanism from the start: a mechanism put together inside a forward breaks the graph
+    of `torch.compile` (torch 2.11).
+    """
+
+    def __init__(self, config: Config, causal: bool) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_width = config.heads, config.kv_heads, config.head_width
         self.read = nn.Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_width, bias=config.bias)
         self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
-        self.mechanism, self.dropped = attention_of(config), config.attention_dropout
+        self.mechanism = attention_of(config, as_mask("causal" if causal else None))
+        self.dropped = config.attention_dropout
 
     def forward(
         self,
         u: Cloud,
-        mask: Mask,
+        real: Mask | None = None,
         turn: "Turn | None" = None,
         position: Position | None = None,
         cache: LayerCache | None = None,
@@ -199,7 +205,7 @@ class SelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.extend(k, v)
         mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
-        return self.write(attend(mechanism, q, k, v, mask, position).transpose(1, 2).flatten(2))
+        return self.write(attend(mechanism, q, k, v, real, position).transpose(1, 2).flatten(2))
 
     def project(self, u: Cloud, turn: "Turn | None" = None) -> tuple[PerHead, Answering, Answering]:
         """q, k, v; before positions, or with q and k turned (together: half the calls)."""
@@ -224,9 +230,9 @@ class CrossAttention(nn.Module):
         self.ask = nn.Linear(config.width, self.heads * self.head_width, bias=config.bias)
         self.read = nn.Linear(config.width, 2 * self.kv_heads * self.head_width, bias=config.bias)
         self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
-        self.mechanism, self.dropped = attention_of(config), config.attention_dropout
+        self.mechanism, self.dropped = attention_of(config, Mask()), config.attention_dropout
 
-    def forward(self, u: Cloud, memory: Memory, across: Mask, cache: LayerCache | None = None) -> Cloud:
+    def forward(self, u: Cloud, memory: Memory, across: Mask | None = None, cache: LayerCache | None = None) -> Cloud:
         q = self.ask(u).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
         k, v = self.remember(memory) if cache is None else cache.remember(lambda: self.remember(memory))
         mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
@@ -238,7 +244,7 @@ class CrossAttention(nn.Module):
 
 
 def attend(
-    mechanism: Mechanism, q: PerHead, k: Remembered, v: Remembered, mask: Mask, position: Position | None
+    mechanism: Mechanism, q: PerHead, k: Remembered, v: Remembered, mask: Mask | None, position: Position | None
 ) -> PerHead:
     """The mechanism under a mask, with a position that adds a bias where there is one."""
     return (mechanism if position is None else replace(mechanism, position=position)).attend(q, k, v, mask)
@@ -249,12 +255,12 @@ def dropping(mechanism: Mechanism, share: float) -> Mechanism:
     return replace(mechanism, normaliser=Dropped(share)) if share else mechanism
 
 
-def attention_of(config: Config) -> Attention:
-    """The named mechanism with its options, and the width of a head where it learns maps of tokens."""
+def attention_of(config: Config, mask: Mask) -> Attention:
+    """The named mechanism with its options under a mask, and the width of a head where it learns maps of tokens."""
     if config.mechanism not in ZOO:
         raise RheoscopeError(f"unknown mechanism {config.mechanism!r}; type one of {', '.join(ZOO)}")
     width = {"dim": config.head_width} if ZOO[config.mechanism].needs_dim else {}
-    attention = Attention(config.mechanism, **(width | config.options))
+    attention = Attention(named(config.mechanism, **(width | config.options)).under(mask))
     if config.attention_dropout and type(attention.mechanism.normaliser) is not Softmax:
         raise RheoscopeError(
             f"attention_dropout drops weights of a softmax, {config.mechanism!r} has "
@@ -385,5 +391,5 @@ def parameter_count(model: nn.Module, embedding: bool = True) -> int:
     return sum(counted.values()) - (0 if embedding else sum(held.values()))
 
 
-def _there(real: Bool[Tensor, "b n"] | None) -> Mask:
-    return Mask() if real is None else Padding(real)
+def _there(real: Bool[Tensor, "b n"] | None) -> Mask | None:
+    return None if real is None else Padding(real)
