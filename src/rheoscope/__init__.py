@@ -6,6 +6,9 @@ attention_gradients                   the backward pass in closed form, with the
 weight_statistics                     entropy, sinks, distances of the weights, never holding them
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
 clusters                              do tokens gather: ranks, dimension, clusters at an angle
+density_clusters                      clusters by HDBSCAN, no angle to choose
+massive                               which tokens are left out, how large, in which coordinates
+purity                                what clusters are made of, against permuted names
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
@@ -26,12 +29,15 @@ _HOME = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "clusters": "rheoscope.flow.clusters",
+    "density_clusters": "rheoscope.flow.density",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
+    "massive": "rheoscope.flow.massive",
     "mechanism": "rheoscope.attention.zoo",
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
     "operators": "rheoscope.covers.operators",
+    "purity": "rheoscope.flow.purity",
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
     "scores": "rheoscope.covers.scores",

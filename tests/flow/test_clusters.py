@@ -9,7 +9,16 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 
 import rheoscope as rs
-from rheoscope.flow.clusters import linked, rand_index, ranks, shuffle, silhouette, two_nearest
+from rheoscope.flow.clusters import (
+    lineage,
+    linked,
+    mutual_information,
+    rand_index,
+    ranks,
+    shuffle,
+    silhouette,
+    two_nearest,
+)
 from rheoscope.space.trace import Trace
 from tests.pretrained.cases import random, traced
 
@@ -119,3 +128,27 @@ def test_identical_tokens_and_bad_settings_have_a_defined_answer() -> None:
         rs.clusters(planted(torch.ones(6, 3, dtype=F64)), angle=4.0)
     with pytest.raises(rs.RheoscopeError, match="at least 3 tokens"):
         rs.clusters(rs.load().trace([1, 2]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mutual_information_equals_a_sum_over_pairs_of_clusters(seed: int) -> None:
+    a, b = torch.randint(0, 4, (2, 25), generator=torch.Generator().manual_seed(seed))
+    joint = np.array([[float(((a == i) & (b == j)).double().mean()) for j in range(4)] for i in range(4)])
+    rows, columns = joint.sum(1), joint.sum(0)
+    shared = sum(
+        joint[i, j] * math.log(joint[i, j] / rows[i] / columns[j]) for i in range(4) for j in range(4) if joint[i, j]
+    )
+    entropies = [-sum(p * math.log(p) for p in side if p) for side in (rows, columns)]
+    assert float(mutual_information(a, b)) == pytest.approx(shared / np.mean(entropies))
+    assert float(mutual_information(a, 7 - a)) == pytest.approx(1)
+    assert float(mutual_information(torch.zeros(4).long(), torch.zeros(4).long())) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lineage_renames_clusters_and_keeps_the_name_of_those_that_stay(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 5, (6, 20), generator=draw)
+    labels[3] = labels[2]
+    named = lineage(labels)
+    assert all(float(rand_index(a, b)) == 1 for a, b in zip(named, labels, strict=True))
+    assert torch.equal(named[3], named[2])

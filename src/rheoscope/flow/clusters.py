@@ -27,7 +27,9 @@ DEFINITIONS = {
     "cluster_count_null": "the same with every coordinate shuffled among the tokens",
     "silhouette": "mean of (b − a)/max(a, b): a to the own cluster, b to the nearest other, cosine distance; 0 without two clusters",
     "label": "which cluster a token is in, named by its first token",
+    "lineage": "the same with names that last: a cluster keeps the name of the earlier one that it shares most tokens with",
     "ari": "adjusted Rand index of the clusters before and after a step: 1 the same, about 0 unrelated",
+    "nmi": "mutual information of the clusters before and after a step over the mean of their entropies: 1 the same, 0 unrelated",
 }
 
 
@@ -46,11 +48,14 @@ def clusters(
     directions is at most `angle` (radians); clusters are what links hold together.
 
     **Gives** (point): `mean_cosine`, `mean_cosine_uncentred`, `effective_rank`, `participation_ratio`,
-    `intrinsic_dimension`, `cluster_count`, `silhouette`, nulls where the definition has one; (point, token): `label`;
-    (step): `ari`.
+    `intrinsic_dimension`, `cluster_count`, `silhouette`, nulls where the definition has one; (point, token): `label`,
+    `lineage` (the alluvial map: how many tokens pass from which cluster to which); (step): `ari`, `nmi`.
 
     **Laws** 1 ≤ participation ratio ≤ effective rank ≤ min(n − 1, d); unchanged by a turn, a shift (but for the uncentred
     cosine) and a scale of the cloud; more clusters at smaller angles.
+
+    **Siblings** `density_clusters` finds clusters by HDBSCAN; `purity` asks what clusters are made of; `massive` names the
+    tokens that are left out.
 
     **Source** Roy and Vetterli 2007 (effective rank), Facco et al. 2017 (TwoNN), Hubert and Arabie 1985 (ARI).
 
@@ -68,7 +73,9 @@ def clusters(
         name: (("point",), torch.stack([row[name] for row in rows])) for name in rows[0]
     }
     values["label"] = (("point", "token"), labels)
+    values["lineage"] = (("point", "token"), lineage(labels))
     values["ari"] = (("step",), torch.stack([rand_index(a, b) for a, b in pairwise(labels)]))
+    values["nmi"] = (("step",), torch.stack([mutual_information(a, b) for a, b in pairwise(labels)]))
     coords = {"point": list(seen.steps), "token": seen.kept, "step": list(seen.steps[1:])}
     return dataset(
         values, DEFINITIONS, coords, {"analysis": "clusters", "angle": angle, "seed": seed} | seen.attributes
@@ -166,6 +173,40 @@ def rand_index(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
     together, of_a, of_b = ((x * (x - 1) / 2).sum() for x in (pair, rows, columns))
     expected, most = of_a * of_b / (n * (n - 1) / 2), (of_a + of_b) / 2
     return torch.where(most == expected, 1, (together - expected) / torch.where(most == expected, 1, most - expected))
+
+
+def mutual_information(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
+    """I(a; b) over the mean of H(a) and H(b); 1 where both put everything together."""
+    whole, of_a, of_b = (_entropy(x) for x in (torch.stack([a, b]), a[None], b[None]))
+    mean = (of_a + of_b) / 2
+    return torch.where(mean > 0, (of_a + of_b - whole) / torch.where(mean > 0, mean, 1), 1).clamp(0, 1)
+
+
+def _entropy(labels: Int[Tensor, "k n"]) -> Float[Tensor, ""]:
+    share = labels.unique(dim=1, return_counts=True)[1].double() / labels.shape[1]
+    return torch.special.entr(share).sum()
+
+
+def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
+    """Names that last from cloud to cloud: largest overlap first, a name goes on once; the others get new names.
+
+    >>> lineage(torch.tensor([[0, 0, 0, 3, 3], [0, 1, 1, 3, 3]])).tolist()
+    [[0, 0, 0, 1, 1], [2, 0, 0, 1, 1]]
+    """
+    told = [labels[0].unique(return_inverse=True)[1]]
+    following = int(told[0].max()) + 1
+    for label in labels[1:]:
+        pairs, sizes = torch.stack([told[-1], label]).unique(dim=1, return_counts=True)
+        names: dict[int, int] = {}
+        for at in sizes.argsort(descending=True, stable=True).tolist():
+            before, now = pairs[:, at].tolist()
+            if now not in names and before not in names.values():
+                names[now] = before
+        for now in label.unique().tolist():
+            if now not in names:
+                names[now], following = following, following + 1
+        told.append(torch.tensor([names[now] for now in label.tolist()]))
+    return torch.stack(told)
 
 
 def shuffle(x: Float[Tensor, "n d"], seed: int) -> Float[Tensor, "n d"]:
