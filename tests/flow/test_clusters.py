@@ -103,7 +103,7 @@ def test_turns_shifts_and_scales_change_nothing() -> None:
     Q = torch.linalg.qr(random(5, 32, 32))[0]
     plain = rs.clusters(trace, keep_massive=True)
     moved = rs.clusters(replace(trace, points=3 * trace.points @ Q + 2), keep_massive=True)
-    for field in set(plain.data_vars) - {"mean_cosine_uncentred", "effective_rank_null", "cluster_count_null"}:
+    for field in (name for name in plain.data_vars if "null" not in str(name) and name != "mean_cosine_uncentred"):
         assert float(abs(plain[field] - moved[field]).max()) <= 1e-6, field
 
 

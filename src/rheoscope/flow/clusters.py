@@ -21,10 +21,12 @@ DEFINITIONS = {
     "mean_cosine_uncentred": "mean cosine of all pairs of tokens as they are: 1 where all point the same way",
     "effective_rank": "exp of the entropy of σ²/Σσ², σ the singular values of the centred cloud: directions in use",
     "effective_rank_null": "the same with every coordinate shuffled among the tokens: what its coordinates alone would give",
+    "effective_rank_null_sd": "standard deviation of that over the shuffles",
     "participation_ratio": "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
     "intrinsic_dimension": "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",
     "cluster_count": "groups of tokens that chains of steps below the angle hold together (single linkage, centred directions)",
-    "cluster_count_null": "the same with every coordinate shuffled among the tokens",
+    "cluster_count_null": "mean of the same with every coordinate shuffled among the tokens",
+    "cluster_count_null_sd": "standard deviation of that over the shuffles",
     "silhouette": "mean of (b − a)/max(a, b): a to the own cluster, b to the nearest other, cosine distance; 0 without two clusters",
     "label": "which cluster a token is in, named by its first token",
     "lineage": "the same with names that last: a cluster keeps the name of the earlier one that it shares most tokens with",
@@ -39,6 +41,7 @@ def clusters(
     space: str = "raw",
     grain: str = "layer",
     angle: float = math.pi / 4,
+    draws: int = 4,
     seed: int = 0,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
@@ -64,10 +67,12 @@ def clusters(
     >>> bool((found.participation_ratio <= found.effective_rank + 1e-6).all())
     True
     """
+    if draws < 2:
+        raise RheoscopeError(f"a null needs 2 draws or more, got {draws}; type draws=4")
     if not 0 < angle < math.pi:
         raise RheoscopeError(f"the angle of a link lies between 0 and π, got {angle}; type angle=0.785")
     seen = clouds(trace, space, grain, keep_massive, least=3)
-    rows = [of_cloud(x, angle, seed) for x in seen.points.double()]
+    rows = [of_cloud(x, angle, draws, seed) for x in seen.points.double()]
     labels = torch.stack([row.pop("label") for row in rows])
     values: dict[str, tuple[tuple[str, ...], Tensor]] = {
         name: (("point",), torch.stack([row[name] for row in rows])) for name in rows[0]
@@ -78,25 +83,32 @@ def clusters(
     values["nmi"] = (("step",), torch.stack([mutual_information(a, b) for a, b in pairwise(labels)]))
     coords = {"point": list(seen.steps), "token": seen.kept, "step": list(seen.steps[1:])}
     return dataset(
-        values, DEFINITIONS, coords, {"analysis": "clusters", "angle": angle, "seed": seed} | seen.attributes
+        values,
+        DEFINITIONS,
+        coords,
+        {"analysis": "clusters", "angle": angle, "draws": draws, "seed": seed} | seen.attributes,
     )
 
 
-def of_cloud(x: Float[Tensor, "n d"], angle: float, seed: int) -> dict[str, Tensor]:
+def of_cloud(x: Float[Tensor, "n d"], angle: float, draws: int, seed: int) -> dict[str, Tensor]:
     """All numbers of one cloud."""
-    size, shuffled = x.norm(dim=-1).amax(), shuffle(x, seed)
-    centred, shuffled = (_still(y - y.mean(0), size) for y in (x, shuffled))
+    size = x.norm(dim=-1).amax()
+    centred, *nulls = (_still(y - y.mean(0), size) for y in (x, *(shuffle(x, seed + draw) for draw in range(draws))))
     cosine = cosines(centred)
     label, (rank, participation) = linked(cosine, angle), ranks(centred)
+    spread = torch.stack([ranks(null)[0] for null in nulls])
+    counts = torch.tensor([len(linked(cosines(null), angle).unique()) for null in nulls], dtype=x.dtype)
     return {
         "mean_cosine": mean_of_pairs(cosine),
         "mean_cosine_uncentred": mean_of_pairs(cosines(x)),
         "effective_rank": rank,
-        "effective_rank_null": ranks(shuffled)[0],
+        "effective_rank_null": spread.mean(),
+        "effective_rank_null_sd": spread.std(),
         "participation_ratio": participation,
         "intrinsic_dimension": two_nearest(x),
         "cluster_count": torch.tensor(len(label.unique())),
-        "cluster_count_null": torch.tensor(len(linked(cosines(shuffled), angle).unique())),
+        "cluster_count_null": counts.mean(),
+        "cluster_count_null_sd": counts.std(),
         "silhouette": silhouette(1 - cosine, label),
         "label": label,
     }
@@ -122,7 +134,8 @@ def mean_of_pairs(table: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
 
 def ranks(centred: Float[Tensor, "n d"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Effective rank and participation ratio; 0 for a cloud of one point."""
-    variance = torch.linalg.svdvals(centred).square()
+    n, d = centred.shape
+    variance = torch.linalg.eigvalsh(centred @ centred.mT if n <= d else centred.mT @ centred).clamp(min=0)
     total = variance.sum()
     if float(total) == 0:
         return torch.zeros((), dtype=total.dtype), torch.zeros((), dtype=total.dtype)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DEFINITIONS = {
     "rsa": "Spearman correlation of all pairwise distances at this point with those at the reference: 1 the same geometry",
     "rsa_null": "mean of the same with the tokens of the reference permuted",
+    "rsa_null_sd": "standard deviation of the same over the permutations",
     "neighbours": "share of a token's k nearest tokens at the reference that are still among its k nearest",
     "neighbours_null": "the same at random: k / (n − 1)",
 }
@@ -56,20 +57,20 @@ def kept(
     near = torch.stack([nearest(distances(x), k) for x in points])
     names = ["embed", *(f"-{stride}" for stride in strides)]
     orders = [torch.randperm(n, generator=torch.Generator().manual_seed(seed + draw)) for draw in range(draws)]
-    table = torch.full((3, len(points), len(names)), float("nan"), dtype=ranks.dtype)
+    table = torch.full((4, len(points), len(names)), float("nan"), dtype=ranks.dtype)
     for at in range(len(points)):
         for column, back in enumerate([at, *strides]):
             if back > at:
                 continue
+            null = torch.stack([correlation(ranks[at], _permuted(ranks[at - back], order)) for order in orders])
             table[:, at, column] = torch.stack([
-                correlation(ranks[at], ranks[at - back]),
-                torch.stack([correlation(ranks[at], _permuted(ranks[at - back], order)) for order in orders]).mean(),
-                overlap(near[at], near[at - back]),
+                correlation(ranks[at], ranks[at - back]), null.mean(), null.std(), overlap(near[at], near[at - back])
             ])  # fmt: skip
-    rsa, null, neighbours = table
+    rsa, mean, spread, neighbours = table
     values: dict[str, tuple[tuple[str, ...], Tensor]] = {
         "rsa": (("point", "reference"), rsa),
-        "rsa_null": (("point", "reference"), null),
+        "rsa_null": (("point", "reference"), mean),
+        "rsa_null_sd": (("point", "reference"), spread),
         "neighbours": (("point", "reference"), neighbours),
         "neighbours_null": ((), torch.tensor(k / (n - 1))),
     }

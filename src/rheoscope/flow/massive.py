@@ -17,6 +17,7 @@ DEFINITIONS = {
     "born": "the first step at which the token is longer than `times` the median, counted from 0",
     "coordinate": "the coordinates of E that hold most of the token where it is largest, most first (basis-dependent)",
     "coordinate_share": "share of ‖x‖² that the coordinate holds there; 1/d each for a token without preference",
+    "spread": "robust standard deviation (1.48 · median distance) of log lengths over all tokens, at the step where the token is largest",
     "sink_mass": "share of all attention of a layer's heads that goes to the token; 1/n for a token like any other",
 }
 
@@ -29,7 +30,7 @@ def massive(trace: Trace, times: float = 5.0, k: int = 3) -> "xarray.Dataset":
 
     **Formula** token i is massive where ‖x_i‖ > times · median_j ‖x_j‖ at any step.
 
-    **Gives** (point, token): `length`; (token): `largest`, `born`; (token, k): `coordinate`, `coordinate_share`; (layer,
+    **Gives** (point, token): `length`; (token): `largest`, `born`, `spread`; (token, k): `coordinate`, `coordinate_share`; (layer,
     token): `sink_mass`. The tokens' texts are in `attrs["tokens"]`. No massive token: a Dataset without tokens.
 
     **Laws** lengths are unchanged by a turn and a scale of E; coordinates are of the model's own basis and turn with it.
@@ -51,6 +52,7 @@ def massive(trace: Trace, times: float = 5.0, k: int = 3) -> "xarray.Dataset":
     lengths = points.norm(dim=-1)
     ratio = lengths / lengths.median(-1, keepdim=True).values.clamp(min=1e-30)
     at = trace.massive(times)
+    spread = 1.4826 * ratio.log().abs().median(-1).values
     ratio = ratio[:, at]
     largest = ratio.max(0)
     shares = points[largest.indices, at].square() / lengths[largest.indices, at].square()[:, None]
@@ -62,8 +64,9 @@ def massive(trace: Trace, times: float = 5.0, k: int = 3) -> "xarray.Dataset":
         "born": (("token",), (ratio > times).int().argmax(0)),
         "coordinate": (("token", "k"), top.indices),
         "coordinate_share": (("token", "k"), top.values),
+        "spread": (("token",), spread[largest.indices]),
         "sink_mass": (("layer", "token"), torch.stack(received)),
     }
-    attributes = {"analysis": "massive", "times": times, "tokens": [trace.tokens[i] for i in at]}
+    attributes = {"analysis": "massive", "times": times, "tokens": [trace.tokens[i] for i in at], "n": len(trace)}
     coords = {"point": list(trace.steps), "token": at, "layer": range(trace.view.layers)}
     return dataset(values, DEFINITIONS, coords, attributes | trace.provenance)

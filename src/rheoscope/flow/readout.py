@@ -20,6 +20,7 @@ DEFINITIONS = {
     "entropy": "entropy of what this step predicts, in nats",
     "kl": "KL divergence from what the last step predicts to what this step predicts, in nats",
     "top_probabilities": "probabilities of the likeliest tokens at this step, falling",
+    "log_probability_elsewhere": "log probability of the answer at the last step of other tokens: is it this place's own?",
     "top_tokens": "ids of the likeliest tokens at this step",
 }
 
@@ -34,7 +35,7 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     The answer is the token that the last step finds likeliest, or `answer` (a token id).
 
     **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
-    `top_tokens` (ids), `top_probabilities`.
+    `top_tokens` (ids), `top_probabilities`; (elsewhere): `log_probability_elsewhere`, at most 64 other tokens.
 
     **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; unchanged by a turn of the
     axes of E that the model follows.
@@ -62,13 +63,26 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
         "top_probabilities": top.values.exp(),
     }
     named = {name: (("point", "k")[: x.ndim], x) for name, x in values.items()}
+    others = elsewhere(len(trace), token % len(trace))
+    told = predictions(view, trace.points[-1, others])[:, answer]
+    named["log_probability_elsewhere"] = (("elsewhere",), told)
     attributes = {
         "analysis": "readout",
         "space": "normed",
         "token": token % len(trace),
         "answer": answer,
     }
-    return dataset(named, DEFINITIONS, {"point": list(trace.steps)}, attributes | trace.provenance)
+    return dataset(named, DEFINITIONS, {"point": list(trace.steps), "elsewhere": others}, attributes | trace.provenance)
+
+
+def elsewhere(n: int, token: int, most: int = 64) -> list[int]:
+    """Other tokens, evenly over the text.
+
+    >>> elsewhere(6, 2)
+    [0, 1, 3, 4, 5]
+    """
+    others = [at for at in range(n) if at != token]
+    return others if len(others) <= most else [others[len(others) * at // most] for at in range(most)]
 
 
 def predictions(view: View, points: Float[Tensor, "p d"]) -> Float[Tensor, "p vocabulary"]:

@@ -20,12 +20,15 @@ DEFINITIONS = {
     "chord": "‖x_last − x_first‖ of a token",
     "straightness": "chord over path length: 1 for a straight line; 1/√steps for steps at right angles",
     "straightness_null": "the same for displacements of the same lengths in random directions: √Σ speed² / Σ speed",
+    "straightness_flipped": "mean straightness where each half-layer moves all tokens forwards or backwards at random, by draw",
     "attention_share": "attention's share of the path in a layer: its summed speed over that of attention and MLP",
 }
 
 
 @torch.no_grad()
-def trajectory(trace: Trace, space: str = "raw", keep_massive: bool = False) -> "xarray.Dataset":
+def trajectory(
+    trace: Trace, space: str = "raw", draws: int = 200, seed: int = 0, keep_massive: bool = False
+) -> "xarray.Dataset":
     """The path of every token through the half-layers.
 
     **Answers** "how far does each layer move the tokens, do they go straight, and does attention or the MLP move them?"
@@ -34,7 +37,8 @@ def trajectory(trace: Trace, space: str = "raw", keep_massive: bool = False) -> 
     angle(Δ_s, Δ_{s+1}).
 
     **Gives** (step, token): `speed`, `relative_speed`; (turn, token): `turning`; (token): `path_length`, `chord`,
-    `straightness` and its null; (layer): `attention_share`. Massive tokens are dropped and listed in `attrs["massive"]`.
+    `straightness` and its null; (draw): `straightness_flipped`; (layer): `attention_share`. Massive tokens are dropped and
+    listed in `attrs["massive"]`.
 
     **Laws** chord ≤ path; straightness lies in [0, 1]; unchanged by a turn of the axes of E, scaled by a scale.
 
@@ -57,10 +61,13 @@ def trajectory(trace: Trace, space: str = "raw", keep_massive: bool = False) -> 
         "chord": (("token",), chord),
         "straightness": (("token",), _share(chord, path)),
         "straightness_null": (("token",), _share(speed.square().sum(0).sqrt(), path)),
+        "straightness_flipped": (("draw",), flipped(moved, path, draws, seed)),
         "attention_share": (("layer",), attention_share(trace, speed)),
     }
     coords = {"step": list(seen.steps[1:]), "token": seen.kept, "layer": range(trace.view.layers)}
-    return dataset(values, DEFINITIONS, coords, {"analysis": "trajectory"} | seen.attributes)
+    return dataset(
+        values, DEFINITIONS, coords, {"analysis": "trajectory", "draws": draws, "seed": seed} | seen.attributes
+    )
 
 
 def angles(moved: Float[Tensor, "s n d"]) -> Float[Tensor, "t n"]:
@@ -68,6 +75,18 @@ def angles(moved: Float[Tensor, "s n d"]) -> Float[Tensor, "t n"]:
     unit = moved / moved.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     before, after = unit[:-1], unit[1:]
     return 2 * torch.atan2((after - before).norm(dim=-1), (after + before).norm(dim=-1))
+
+
+def flipped(moved: Float[Tensor, "s n d"], path: Float[Tensor, " n"], draws: int, seed: int) -> Float[Tensor, " draw"]:
+    """Mean straightness of paths whose steps are taken forwards or backwards, one sign a step for all tokens.
+
+    One sign for all keeps what tokens do together, so that the draws are as spread as the mean over tokens really is.
+    """
+    gram = torch.einsum("snd,tnd->nst", moved, moved)
+    sign = torch.randint(0, 2, (draws, len(moved)), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    sign = sign.to(moved)
+    chord = torch.einsum("ks,nst,kt->kn", sign, gram, sign).clamp(min=0).sqrt()
+    return _share(chord, path).mean(-1)
 
 
 def attention_share(trace: Trace, speed: Float[Tensor, "s n"]) -> Float[Tensor, " layer"]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +25,10 @@ DEFINITIONS = {
     "random_cost": "mean ‖y_j − x_i‖² over all pairs: what pairing at random costs",
     "kappa": "(random − identity)/(random − W₂²): 1 where identity is optimal, 0 where it is no better than chance",
     "kappa_null": "the same with the displacements permuted among the tokens, mean over draws",
+    "kappa_null_sd": "standard deviation of κ over the draws of its null",
     "identity_share": "share of tokens that the optimal coupling leaves in place, on the centred sphere",
     "identity_share_null": "the same with the displacements permuted among the tokens, mean over draws",
+    "identity_share_null_sd": "standard deviation of the identity share over the draws of its null",
     "efficiency": "W₂²/identity cost: 1 almost everywhere, so it says little",
     "coupling": "the token whose new place this token would take in the optimal coupling",
     "geodesic_straightness": "W₂ from first to last cloud over the sum of W₂ between layers: 1 on a geodesic",
@@ -36,8 +39,10 @@ FIELDS = (
     "random_cost",
     "kappa",
     "kappa_null",
+    "kappa_null_sd",
     "identity_share",
     "identity_share_null",
+    "identity_share_null_sd",
     "efficiency",
 )
 Cloud = Float[Tensor, "n d"]
@@ -106,14 +111,17 @@ def moved(x: Cloud, y: Cloud, draws: int, seed: int) -> Moved:
     draw = torch.Generator().manual_seed(seed)
     nulls = [x + (y - x)[torch.randperm(len(x), generator=draw)] for _ in range(draws)]
     identity, random, best, coupling = costs(x, y)
+    kappas, shares = ([of(x, null) for null in nulls] for of in (_kappa, in_place))
     figures = {
         "identity_cost": identity,
         "w2_squared": best,
         "random_cost": random,
         "kappa": kappa(identity, random, best),
-        "kappa_null": _mean([kappa(*costs(x, null)[:3]) for null in nulls]),
+        "kappa_null": _mean(kappas),
+        "kappa_null_sd": _spread(kappas),
         "identity_share": in_place(x, y),
-        "identity_share_null": _mean([in_place(x, null) for null in nulls]),
+        "identity_share_null": _mean(shares),
+        "identity_share_null_sd": _spread(shares),
         "efficiency": best / identity if identity > 0 else 1.0,
     }
     return Moved(figures, coupling)
@@ -150,6 +158,10 @@ def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
 def kappa(identity: float, random: float, best: float) -> float:
     """1 where the clouds are points that cannot be told apart."""
     return (random - identity) / (random - best) if random - best > 1e-12 * random else 1.0
+
+
+def _kappa(x: Cloud, y: Cloud) -> float:
+    return kappa(*costs(x, y)[:3])
 
 
 def in_place(x: Cloud, y: Cloud) -> float:
@@ -208,3 +220,7 @@ def _checked(strides: Sequence[int], last: int) -> list[int]:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
+
+
+def _spread(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else float("nan")

@@ -1,0 +1,237 @@
+"""What a text shows, in plain words: each sentence has beaten its null after correction, with the count of those that tried.
+
+A candidate is a function of the Datasets of a run to one statement with its number and its null, or to nothing where the
+analysis was not run. Adding one is a function and a line in `CANDIDATES`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import xarray
+
+LEVEL = 0.05
+"""The share of false ones that is expected among what is found (Benjamini and Hochberg 1995)."""
+MOST = 5
+
+Datasets = Mapping[str, "xarray.Dataset"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement: what was measured (`value`), what its null gives (`null` ± `spread`), how far apart (`z`), how sure (`q`).
+
+    `tries` counts the places it was looked for in; the best of them is told, and pays for all.
+    """
+
+    text: str
+    analysis: str
+    value: float
+    null: float
+    spread: float
+    z: float
+    tries: int = 1
+    q: float = float("nan")
+
+
+def findings(found: Datasets, most: int = MOST) -> tuple[list[Finding], int]:
+    """At most `most` statements that beat their null, the surest first, one an analysis; and how many were tested.
+
+    **Answers** "what is worth saying of this text in this model?" from the Datasets of a run by their analyses' names.
+
+    **Formula** z is the distance from the null in its standard deviations, made normal where the null has few draws
+    (Wallace 1959); p is two-sided, times the places a candidate was looked for in; q is p corrected for all candidates
+    (Benjamini and Hochberg); q ≤ .05 is told.
+
+    **Laws** nothing that fails its null is told; more candidates never make one surer.
+
+    >>> import rheoscope as rs
+    >>> trace = rs.load().trace("The keys to the cabinet are on the table")
+    >>> told, tested = findings({"kept": rs.kept(trace), "transport": rs.transport(trace)})
+    >>> len(told) <= tested
+    True
+    """
+    tested = [one for candidate in CANDIDATES for one in candidate(found) if math.isfinite(one.z)]
+    surest = sorted(corrected(tested), key=lambda one: -abs(one.z))
+    told: dict[str, Finding] = {}
+    for one in surest:
+        if one.q <= LEVEL:
+            told.setdefault(one.analysis, one)
+    return list(told.values())[:most], sum(one.tries for one in tested)
+
+
+def corrected(tested: Sequence[Finding]) -> list[Finding]:
+    """The same with q-values: p · m / rank, made monotone from the least sure on."""
+    chance = [min(1.0, math.erfc(abs(one.z) / math.sqrt(2)) * one.tries) for one in tested]
+    q, told = 1.0, list(tested)
+    for left, at in enumerate(sorted(range(len(tested)), key=lambda at: -chance[at])):
+        q = min(q, chance[at] * len(tested) / (len(tested) - left))
+        told[at] = replace(tested[at], q=q)
+    return told
+
+
+def against(
+    text: str, analysis: str, value: float, null: float, spread: float, draws: int, tries: int = 1
+) -> list[Finding]:
+    """A statement whose null was drawn `draws` times: t of one more draw, as a normal z.
+
+    A null without any spread is beaten by nothing that equals it, and by anything else as by a thousandth of itself.
+    """
+    spread = max(spread, 1e-3 * abs(null), 1e-12)
+    t = (value - null) / (spread * math.sqrt(1 + 1 / draws))
+    return [Finding(text, analysis, value, null, spread, normal(t, draws - 1), tries)]
+
+
+def normal(t: float, freedom: int) -> float:
+    """The z that is as rare under a normal law as t is under Student's (Wallace 1959; off by .05 in z at most)."""
+    rare = math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
+    return math.copysign(rare, t)
+
+
+def of_heads(text: str, analysis: str, values: np.ndarray, null: float) -> list[Finding]:
+    """A statement about all heads of a model, each a draw: t of their mean."""
+    values = values[np.isfinite(values)]
+    if len(values) < 3:
+        return []
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    z = normal((float(values.mean()) - null) / max(error, 1e-12), len(values) - 1)
+    return [Finding(text, analysis, float(values.mean()), null, error, z)]
+
+
+def straightness(found: Datasets) -> list[Finding]:
+    if "trajectory" not in found:
+        return []
+    path = found["trajectory"]
+    value, null = float(path.straightness.mean()), path.straightness_flipped
+    how = "straighter" if value > float(null.mean()) else "less straight"
+    text = (
+        f"Tokens go {how} than chance: chord over path {value:.2f}, with each half-layer forwards or backwards at random "
+        f"{float(null.mean()):.2f} ± {float(null.std()):.2f}."
+    )
+    return against(text, "trajectory", value, float(null.mean()), float(null.std()), len(null))
+
+
+def identity(found: Datasets) -> list[Finding]:
+    if "transport" not in found:
+        return []
+    moved, told = found["transport"], []
+    last = moved.sizes["step"] - 1
+    for name, what in (("kappa", "κ"), ("identity_share", "the share of tokens left in place by the optimal coupling")):
+        whole = {part: float(moved[f"{name}{part}_strided"].values[-1, last]) for part in ("", "_null", "_null_sd")}
+        how = "less" if whole[""] < whole["_null"] else "more"
+        text = (
+            f"From the embedding to the last layer, keeping every token's identity is {how} natural a way than chance "
+            f"displacements would make it: {what} is {whole['']:.2f}, with displacements permuted {whole['_null']:.2f}."
+        )
+        told += against(text, "transport", whole[""], whole["_null"], whole["_null_sd"], moved.attrs["draws"])
+    return told
+
+
+def geometry(found: Datasets) -> list[Finding]:
+    if "kept" not in found:
+        return []
+    row = found["kept"].sel(reference="embed").isel(point=-1)
+    value, null, spread = float(row.rsa), float(row.rsa_null), float(row.rsa_null_sd)
+    how = "is still there" if value > null else "is turned over"
+    text = (
+        f"Of the embedding's geometry a part {how} at the end: pairwise distances correlate by {value:.2f} with those of the "
+        f"embedding, with tokens permuted by {null:.2f} ± {spread:.2f}."
+    )
+    return against(text, "kept", value, null, spread, found["kept"].attrs["draws"])
+
+
+def gathering(found: Datasets) -> list[Finding]:
+    if "clusters" not in found:
+        return []
+    gathered, told = found["clusters"], []
+    for name, what in (("effective_rank", "directions in use (effective rank)"), ("cluster_count", "clusters at 45°")):
+        ratio = gathered[name] / gathered[f"{name}_null"].where(gathered[f"{name}_null"] > 0)
+        if not bool(np.isfinite(ratio).any()):
+            continue
+        row = gathered.isel(point=int(np.nanargmin(ratio.values)))
+        value, null, spread = float(row[name]), float(row[f"{name}_null"]), float(row[f"{name}_null_sd"])
+        how = "gathered" if value < null else "spread"
+        text = (
+            f"The cloud is most {how} after {row.point.item()}: {value:.1f} {what}, with coordinates shuffled among the "
+            f"tokens {null:.1f}."
+        )
+        told += against(text, "clusters", value, null, spread, gathered.attrs["draws"], gathered.sizes["point"])
+    return told
+
+
+def meaning(found: Datasets) -> list[Finding]:
+    if "purity" not in found:
+        return []
+    what = {"stem": "one word stem", "position": "one part of the text", "frequency": "one frequency"}
+    made_of, told = found["purity"].isel(point=slice(1, None)), []  # equal tokens are equal points in the embedding
+    for by, shared in what.items():
+        row = made_of.sel(by=by).isel(point=int(np.argmax(made_of.purity_z.sel(by=by).values)))
+        z, value, null = float(row.purity_z), float(row.purity), float(row.purity_null)
+        text = f"After {row.point.item()} clusters hold tokens of {shared}: purity {value:.2f}, with names permuted {null:.2f}."
+        spread = (value - null) / z if z else 0.0
+        told.append(Finding(text, "purity", value, null, spread, z, made_of.sizes["point"]))
+    return told
+
+
+def prediction(found: Datasets) -> list[Finding]:
+    if "readout" not in found or found["readout"].sizes.get("elsewhere", 0) < 4:
+        return []
+    lens = found["readout"]
+    first = lens["rank"].values == 1
+    since = len(first) - int(np.argmin(first[::-1])) if not first.all() else 0
+    here, elsewhere = float(np.log(max(float(lens.probability[-1]), 1e-30))), lens.log_probability_elsewhere.values
+    text = (
+        f"The answer is the first choice from {lens.point.values[min(since, len(first) - 1)]} on, and belongs to this place: "
+        f"log p {here:.1f}, at the other tokens {elsewhere.mean():.1f} ± {elsewhere.std(ddof=1):.1f}."
+    )
+    return against(text, "readout", here, float(elsewhere.mean()), float(elsewhere.std(ddof=1)), len(elsewhere))
+
+
+def giants(found: Datasets) -> list[Finding]:
+    if "massive" not in found or not found["massive"].sizes["token"]:
+        return []
+    sinks = found["massive"]
+    top = int(np.argmax(sinks.largest.values))
+    name, largest = sinks.attrs["tokens"][top], float(sinks.largest[top])
+    mass, even = float(sinks.sink_mass.isel(token=top).max()), 1 / sinks.attrs["n"]
+    text = (
+        f"Token {int(sinks.token[top])} {name!r} is a sink: {largest:.0f} times the median length, "
+        f"{100 * float(sinks.coordinate_share[top, 0]):.0f} % of it in coordinate {int(sinks.coordinate[top, 0])}, "
+        f"and up to {100 * mass:.0f} % of a layer's attention goes to it ({100 * even:.0f} % where all get the same)."
+    )
+    spread = float(sinks.spread[top])
+    z = math.log(largest) / max(spread, 1e-6)
+    return [Finding(text, "massive", largest, 1.0, spread, z, sinks.attrs["n"] * sinks.sizes["point"])]
+
+
+def operators(found: Datasets) -> list[Finding]:
+    if "operators" not in found:
+        return []
+    heads, told = found["operators"], []
+    says = {
+        "symmetry": (
+            0.0,
+            "M is {} symmetric than chance: tr(MM)/tr(MMᵀ) has mean {:.2f} over all heads (random forms: 0).",
+        ),
+        "positive_share": (
+            0.5,
+            "M reads similarity {} than dissimilarity: the mean positive share is {:.2f} (random forms: .5).",
+        ),
+        "copying": (0.0, "Heads copy {} than they erase: the mean copying score is {:.2f} (random maps: 0)."),
+        "alignment": (0.0, "F points {} along Mᵀ than against it: mean cosine {:.2f} (random maps: 0)."),
+    }
+    for name, (null, says_it) in says.items():
+        mean = float(heads[name].mean())
+        told += of_heads(
+            says_it.format("more" if mean > null else "less", mean), "operators", heads[name].values.ravel(), null
+        )
+    return told
+
+
+CANDIDATES: tuple[Callable[[Datasets], list[Finding]], ...] = (
+    straightness, identity, geometry, gathering, meaning, prediction, giants, operators,
+)  # fmt: skip
