@@ -1,0 +1,76 @@
+"""Transport of clouds that are too large for an exact assignment: the Sinkhorn divergence, and how far it is from exact."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Cloud = Float[Tensor, "n d"]
+ROUNDS = 10
+"""Rounds at every temperature but the last, which has four times as many."""
+SHARPNESS = 0.1
+"""The last temperature, in standard deviations of the part of the cost that a permutation can change."""
+
+
+def divergence(x: Cloud, y: Cloud) -> tuple[float, Int[Tensor, " n"]]:
+    """S_ε(x, y) in place of W₂², and the likeliest partner of every token.
+
+    **Formula** S_ε = OT_ε(x, y) − ½ OT_ε(x, x) − ½ OT_ε(y, y) for the cost ‖y_j − x_i‖², OT_ε the least of ⟨P, C⟩ + ε KL(P ‖ uniform)
+    over couplings P. Both clouds are seen from their means, whose squared distance is added again. ε is a tenth of the
+    standard deviation of 2⟨x_i, y_j⟩, all that a permutation can change.
+
+    **Laws** 0 for equal clouds; tends to W₂² with ε.
+
+    **Source** Genevay, Peyré, Cuturi 2018; ε-scaling with absorption, Schmitzer 2019.
+
+    >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    >>> value, partner = divergence(x, x + 0.001)
+    >>> round(value, 4), partner.tolist() == list(range(50))
+    (0.0, True)
+    """
+    shift = (x.mean(0) - y.mean(0)).square().sum()
+    x, y = x - x.mean(0), y - y.mean(0)
+    temperature = max(SHARPNESS * 2 * float((x @ y.mT).std()), 1e-12 * float(y.square().sum(-1).mean()))
+    if temperature == 0:
+        return float(shift), torch.arange(len(x), device=x.device)
+    between, plan = coupled(_cost(x, y), temperature)
+    apart = between - 0.5 * coupled(_cost(x, x), temperature)[0] - 0.5 * coupled(_cost(y, y), temperature)[0]
+    return max(apart, 0.0) + float(shift), plan.argmax(-1)
+
+
+def coupled(cost: Float[Tensor, "n n"], temperature: float) -> tuple[float, Float[Tensor, "n n"]]:
+    """OT_ε of two uniform measures, and the coupling, the temperature halved from the largest cost down.
+
+    Potentials are kept apart from the kernel exp((f + g − C)/ε), which is made anew at every temperature: float32 is enough.
+    """
+    n, f, g = len(cost), torch.zeros_like(cost[:, 0]), torch.zeros_like(cost[0])
+    heats = temperatures(float(cost.max()), temperature)
+    for heat in heats:
+        # exponents below −80 would be denormal numbers, which are slow and weigh nothing
+        kernel = ((f[:, None] + g - cost) / heat).clamp(min=-80).exp()
+        a, b = torch.ones_like(f), torch.ones_like(g)
+        for _ in range(ROUNDS * (4 if heat == heats[-1] else 1)):
+            a = 1 / (n * (kernel @ b))
+            b = 1 / (n * (kernel.mT @ a))
+        f, g = f + heat * a.log(), g + heat * b.log()
+    plan = kernel * a[:, None] * b
+    return float(f.mean().double() + g.mean().double()) + 2 * temperature * math.log(n), plan
+
+
+def temperatures(first: float, last: float) -> list[float]:
+    """Halved from the first to the last.
+
+    >>> temperatures(1.0, 0.3)
+    [1.0, 0.5, 0.3]
+    """
+    heats = []
+    while first > last:
+        heats.append(first)
+        first /= 2
+    return [*heats, last]
+
+
+def _cost(x: Cloud, y: Cloud) -> Float[Tensor, "n n"]:
+    squared = x.square().sum(-1)[:, None] + y.square().sum(-1) - 2 * x @ y.mT
+    return squared.clamp(min=0).float()
