@@ -17,7 +17,7 @@ TEXT = "The river rises in the hills north of the town and flows south through t
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_coupling_is_pots_and_the_value_the_definitions(seed: int) -> None:
-    x, y, heat = random(seed, 20, 3), random(seed + 9, 20, 3), 0.3
+    x, y, heat = random(seed, 20, 3), random(seed + 9, 20, 3), 1.0
     cost = squared_distances(x, y).float()
     value, plan = coupled(cost, heat)
     uniform = np.full(20, 1 / 20)
