@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import rheoscope as rs
+from rheoscope.space.components import components
+from tests import cases
+from tests.models import test_linked as linked
 from tests.pretrained.cases import WITH_LOGITS, double, gap, model, text, traced
 
 F64 = torch.float64
@@ -48,7 +51,55 @@ def test_an_encoder_without_unembedding_is_refused() -> None:
         rs.readout(bare.view, bare.trace(text()))
 
 
-def test_an_answer_outside_the_vocabulary_is_refused() -> None:
+def test_an_answer_and_a_token_that_are_not_there_are_refused() -> None:
     trace = traced("gpt2", F64)
     with pytest.raises(rs.RheoscopeError, match="a token id from 0 to"):
         rs.readout(trace.view, trace, answer=10**6)
+    with pytest.raises(rs.RheoscopeError, match="there is no token 99; this text has tokens 0 to 17"):
+        rs.readout(trace.view, trace, token=99)
+
+
+# Direct logit attribution
+
+
+@pytest.mark.parametrize("name", [name for name in cases.EVERY if cases.double(name).view.unembed is not None])
+def test_the_attribution_sums_to_the_models_logit(name: str) -> None:
+    trace = cases.traced(name, F64)
+    cap = trace.view.facts["logit_cap"]
+    logits = trace.logits if cap is None else cap * torch.atanh(trace.logits / cap)
+    for token, answer in ((-1, None), (4, 7)):
+        lens = rs.readout(trace.view, trace, token=token, answer=answer)
+        wanted = float(logits[token, lens.attrs["answer"]] - logits[token].mean())
+        within = 1e-6 if cap is not None or name in cases.theirs.ISLANDS else 1e-10
+        assert float(lens.attribution.sum()) == pytest.approx(wanted, rel=within, abs=within)
+        assert float(lens.logit) == pytest.approx(wanted, rel=within, abs=within)
+    assert (cap is not None) == (name == "gemma3_capped")
+    assert ("final_norm.bias" in lens.component) == (trace.view.final_norm.bias is not None)
+
+
+def test_each_attribution_is_what_taking_the_component_away_does_with_the_scale_frozen() -> None:
+    trace, token, answer = traced("gpt2", F64), 6, 11
+    lens = rs.readout(trace.view, trace, token=token, answer=answer)
+    net, made = double("gpt2").network, components(trace, tokens=[token])
+    x = trace.points[-1, token]
+    with torch.no_grad():
+        std = (x.var(correction=0) + net.transformer.ln_f.eps).sqrt()
+
+        def logit(y: torch.Tensor) -> float:
+            """The final norm with the std of the whole point."""
+            u = (y - y.mean()) / std * net.transformer.ln_f.weight + net.transformer.ln_f.bias
+            every = net.lm_head(u)
+            return float(every[answer] - every.mean())
+
+        for name, part in zip(made.names, made.parts[:, 0], strict=True):
+            lost = logit(x) - logit(x - part)
+            assert float(lens.attribution.sel(component=name)) == pytest.approx(lost, abs=1e-9), name
+
+
+@pytest.mark.parametrize("name", list(linked.CASES))
+def test_the_target_of_a_pair_reads_the_source_into_its_logits(name: str) -> None:
+    trace = linked.traced(name, F64).target
+    lens = rs.readout(trace.view, trace, token=3)
+    wanted = trace.logits[3, lens.attrs["answer"]] - trace.logits[3].mean()
+    assert float(lens.attribution.sum()) == pytest.approx(float(wanted), abs=1e-6)
+    assert "L1.cross.H3" in lens.component

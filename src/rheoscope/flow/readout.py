@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rheoscope.flow.cloud import dataset
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.components import checked, components
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -22,6 +23,9 @@ DEFINITIONS = {
     "top_probabilities": "probabilities of the likeliest tokens at this step, falling",
     "log_probability_elsewhere": "log probability of the answer at the last step of other tokens: is it this place's own?",
     "top_tokens": "ids of the likeliest tokens at this step",
+    "attribution": "what a component writes into the answer's logit: its part of x̂ (scale of the final norm frozen) on the "
+    "answer's column of W_U less the mean of all columns",
+    "logit": "the answer's logit less the mean of all logits, before a cap: the sum of the attribution",
 }
 
 
@@ -34,11 +38,15 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     **Formula** p_step = softmax(final_norm(x_step) W_U + b), with the model's own final norm and logit cap, in float32.
     The answer is the token that the last step finds likeliest, or `answer` (a token id).
 
-    **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
-    `top_tokens` (ids), `top_probabilities`; (elsewhere): `log_probability_elsewhere`, at most 64 other tokens.
+    Direct logit attribution: logit − mean = Σ_c (c C) D_g (W_U[answer] − mean W_U) · scale, over all components c of the
+    last point (`rheoscope.space.components`), the scale of the final norm as the model has it, biases as components.
 
-    **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; unchanged by a turn of the
-    axes of E that the model follows.
+    **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
+    `top_tokens` (ids), `top_probabilities`; (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …;
+    `logit`, its sum; (elsewhere): `log_probability_elsewhere`, at most 64 other tokens.
+
+    **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
+    logit; all unchanged by a turn of the axes of E that the model follows.
 
     **Source** the logit lens (nostalgebraist, 2020). Early layers speak another dialect than the unembedding reads: a low
     probability there says that the prediction is not yet written in it, not that nothing is known.
@@ -49,10 +57,12 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     >>> float(lens.kl[-1]), int(lens["rank"][-1])
     (0.0, 1)
     """
+    token = checked([token], len(trace))[0]
     laws = predictions(view, trace.points[:, token])
     answer = int(laws[-1].argmax()) if answer is None else answer
     if not 0 <= answer < laws.shape[-1]:
         raise RheoscopeError(f"the answer is a token id from 0 to {laws.shape[-1] - 1}, got {answer}")
+    written = attribution(view, trace, token, answer)
     top = laws.topk(min(k, laws.shape[-1]))
     values = {
         "probability": laws[:, answer].exp(),
@@ -62,17 +72,22 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
         "top_tokens": top.indices,
         "top_probabilities": top.values.exp(),
     }
-    named = {name: (("point", "k")[: x.ndim], x) for name, x in values.items()}
-    others = elsewhere(len(trace), token % len(trace))
+    named: dict[str, tuple[tuple[str, ...], Tensor]] = {
+        name: (("point", "k")[: x.ndim], x) for name, x in values.items()
+    }
+    named["attribution"] = (("component",), torch.stack(list(written.values())))
+    named["logit"] = ((), named["attribution"][1].sum())
+    others = elsewhere(len(trace), token)
     told = predictions(view, trace.points[-1, others])[:, answer]
     named["log_probability_elsewhere"] = (("elsewhere",), told)
     attributes = {
         "analysis": "readout",
         "space": "normed",
-        "token": token % len(trace),
+        "token": token,
         "answer": answer,
     }
-    return dataset(named, DEFINITIONS, {"point": list(trace.steps), "elsewhere": others}, attributes | trace.provenance)
+    coords = {"point": list(trace.steps), "component": list(written), "elsewhere": others}
+    return dataset(named, DEFINITIONS, coords, attributes | trace.provenance)
 
 
 def elsewhere(n: int, token: int, most: int = 64) -> list[int]:
@@ -83,6 +98,22 @@ def elsewhere(n: int, token: int, most: int = 64) -> list[int]:
     """
     others = [at for at in range(n) if at != token]
     return others if len(others) <= most else [others[len(others) * at // most] for at in range(most)]
+
+
+def attribution(view: View, trace: Trace, token: int, answer: int) -> dict[str, Float[Tensor, ""]]:
+    """The answer's logit, less the mean of all logits and before a cap, as a sum over all that wrote it."""
+    assert view.unembed is not None
+    made, norm = components(trace, tokens=[token]), view.final_norm
+    x = trace.points[-1, token].to(made.parts.dtype)
+    towards = (view.unembed[:, answer] - view.unembed.mean(-1)).to(x.dtype)
+    read = towards if norm.gain is None else norm.gain.to(x.dtype) * towards
+    each = norm.centre(made.parts[:, 0]) * norm.scale(x) @ read
+    written = dict(zip(made.names, each, strict=True))
+    if norm.bias is not None:
+        written["final_norm.bias"] = norm.bias.to(x.dtype) @ towards
+    if view.unembed_bias is not None:
+        written["unembed.bias"] = (view.unembed_bias[answer] - view.unembed_bias.mean()).to(x.dtype)
+    return written
 
 
 def predictions(view: View, points: Float[Tensor, "p d"]) -> Float[Tensor, "p vocabulary"]:

@@ -32,6 +32,7 @@ def described(network: Any, tokenizer: Any, name: str) -> Pretrained:
 def facts(network: Any, family: Any, name: str) -> dict[str, Any]:
     """Where a result comes from: stored with everything that is computed."""
     weight = next(network.parameters())
+    scale = getattr(network.get_input_embeddings(), "embed_scale", None)
     return {
         "model": name,
         "type": network.config.model_type,
@@ -41,7 +42,7 @@ def facts(network: Any, family: Any, name: str) -> dict[str, Any]:
         "device": str(weight.device),
         "context": _context(network.config),
         "logit_cap": getattr(network.config, "final_logit_softcapping", None),
-    }
+    } | ({} if scale is None else {"embed_scale": float(scale)})
 
 
 def _context(config: Any) -> int | None:

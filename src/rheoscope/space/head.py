@@ -19,6 +19,7 @@ from rheoscope.attention.feature import Identity, Linear
 from rheoscope.attention.lower.statistics import weight_statistics
 from rheoscope.attention.mechanism import Mechanism, for_every_head, positions, scores
 from rheoscope.attention.normaliser.sink import Sink
+from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import ALiBi, Buckets, Position
 from rheoscope.attention.score import Distance, Gram, Relation, SoftCap
 from rheoscope.shapes import RheoscopeError
@@ -43,10 +44,17 @@ class Norm:
 
     def hat(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """x̂, the token before gain and bias; x itself where there is no norm."""
+        return x if self.eps is None else self.centre(x) * self.scale(x)
+
+    def centre(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """x C: without its mean under LayerNorm, x itself elsewhere."""
+        return x - x.mean(-1, keepdim=True) if self.centred else x
+
+    def scale(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n 1"]:
+        """What the norm multiplies a token by: x̂ = scale(x) x C."""
         if self.eps is None:
-            return x
-        x = x - x.mean(-1, keepdim=True) if self.centred else x
-        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+            return torch.ones_like(x[..., :1])
+        return (self.centre(x).square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
     def fold(self, W: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h d k"]:
         """C D_g W: what a matrix that reads this norm does to x̂."""
@@ -215,24 +223,54 @@ class Heads:
     def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
         """Delta_h of every head: they add up, with `bias(x)`, to what attention did to the cloud."""
         moved = self.outputs(x) @ self.W_O
-        return moved if self.after is None else moved * self._after_scale(moved)
+        return moved if self.after is None else moved * self.after_scale(self._with_bias(moved.sum(0)))
 
     def bias(self, x: Cloud) -> Float[Tensor, "n d"]:
         """What attention adds beside the heads: b_O, through the norm after attention where there is one."""
-        bias = torch.zeros_like(x) if self.b_O is None else torch.zeros_like(x) + self.b_O
+        bias = self._with_bias(torch.zeros_like(x))
         if self.after is None:
             return bias
-        scale = self._after_scale(self.outputs(x) @ self.W_O)
+        scale = self.after_scale(self._with_bias((self.outputs(x) @ self.W_O).sum(0)))
         return bias * scale + (0 if self.after.bias is None else self.after.bias)
 
-    def _after_scale(self, moved: Float[Tensor, "h n d"]) -> Float[Tensor, "n d"]:
-        """c_i gain: the realised per-token scale of the norm after attention, times its gain."""
-        assert self.after is not None
+    def parts(self, x: Cloud, rows: list[int]) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
+        """What every head takes from the tokens, sum_j alpha_ij x̂_j F_h, and all constants of attention together.
+
+        A constant that is added to every value can as well be added to the output: only apart from it a head is told
+        from the other heads.
+        """
+        q, k, v = self.read(x)
+        return self.written(*(part[:, rows] for part in apart(self.mechanism, q, k, v, self.value_bias)))
+
+    def written(
+        self, tokens: Float[Tensor, "h r e"], constant: Float[Tensor, "h r e"]
+    ) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
+        """Both through W_O and, where there is one, the norm after attention: of every head, and the constants' sum."""
+        moved, rest = tokens @ self.W_O, self._with_bias((constant @ self.W_O).sum(0))
+        if self.after is None:
+            return moved, rest
+        scale = self.after_scale(moved.sum(0) + rest)
+        return moved * scale, rest * scale + (0 if self.after.bias is None else self.after.bias)
+
+    @property
+    def value_bias(self) -> Float[Tensor, "h e"] | None:
+        """What a value is at x̂ = 0: the norm's bias through W_V, and the bias of values."""
+        if self.b_V is None and self.norm.bias is None:
+            return None
+        bias = torch.zeros_like(self.W_V[:, 0]) if self.norm.bias is None else self.norm.bias @ self.W_V
+        return _shared((bias if self.b_V is None else bias + self.b_V)[:, None], self.count)[:, 0]
+
+    def after_scale(self, total: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """c_i gain: the realised per-token scale of the norm after attention, times its gain; 1 where there is none."""
+        if self.after is None:
+            return torch.ones_like(total)
         assert self.after.eps is not None
         assert not self.after.centred
-        total = moved.sum(0) + (0 if self.b_O is None else self.b_O)
-        c = (total.square().mean(-1, keepdim=True) + self.after.eps).rsqrt()
-        return c if self.after.gain is None else c * self.after.gain
+        c = self.after.scale(total)
+        return c.expand_as(total) if self.after.gain is None else c * self.after.gain
+
+    def _with_bias(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        return x if self.b_O is None else x + self.b_O
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,6 +307,20 @@ class Head:
     @property
     def W_OV(self) -> Factored:
         return self.F
+
+
+def apart(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, constant: Float[Tensor, "h e"] | None
+) -> tuple[Float[Tensor, "h n e"], Float[Tensor, "h n e"]]:
+    """sum_j alpha_ij v_j of every head in two parts: of the tokens, and of what every value has in common."""
+    whole = mechanism.attend(q, k, v)[0]
+    if constant is None or not isinstance(mechanism.value, Identity):
+        return whole, torch.zeros_like(whole)
+    if type(mechanism.normaliser) is Softmax:  # weights sum to 1
+        common = constant[:, None].expand_as(whole)
+    else:
+        common = mechanism.attend(q, k, constant[None, :, None].expand(1, q.shape[1], k.shape[2], -1))[0]
+    return whole - common, common
 
 
 def of_head(mechanism: Mechanism, head: int) -> Mechanism:

@@ -91,6 +91,16 @@ class Trace:
         return self.view.heads_of(layer).bias(self.read_by(layer))
 
     @torch.no_grad()
+    def parts(self, layer: int, rows: list[int] | None = None) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
+        """What every head of a layer takes from the tokens, and all constants of its attention together.
+
+        As `displacements` and `bias`, but the bias of values stands among the constants: it is the same for all tokens,
+        and which head it belongs to is no property of the model.
+        """
+        rows = list(range(len(self))) if rows is None else rows
+        return self.view.heads_of(layer).parts(self.read_by(layer), rows)
+
+    @torch.no_grad()
     def statistics(self, layer: int) -> dict[str, Tensor]:
         """Entropy, first-token mass, top weight, distance (h, n) and received mass of all heads, no map ever held."""
         return self.view.heads_of(layer).statistics(self.read_by(layer))
@@ -114,6 +124,14 @@ class Trace:
     def cross_bias(self, layer: int) -> Float[Tensor, "n d"]:
         """What the cross attention of a layer adds beside its heads."""
         return self.view.crossing_of(layer).bias(self.across(layer)[0])
+
+    @torch.no_grad()
+    def cross_parts(
+        self, layer: int, rows: list[int] | None = None
+    ) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
+        """What every head of cross attention takes from the source, and all constants of cross attention together."""
+        rows = list(range(len(self))) if rows is None else rows
+        return self.view.crossing_of(layer).parts(*self.across(layer), rows)
 
     def across(self, layer: int) -> tuple[Float[Tensor, "n d"], Float[Tensor, "s d"]]:
         """The two clouds that the cross attention of a layer reads: the target's and the source's."""
