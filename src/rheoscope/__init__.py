@@ -13,6 +13,7 @@ kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
 scores                                what the scores of every head are made of: form, mean, biases
+why                                   which components make a score, exactly
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
 transport                             is keeping identity the cheapest way to move the cloud? exact W₂
@@ -45,6 +46,7 @@ _HOME = {
     "transformer_cost": "rheoscope.attention.cost",
     "transport": "rheoscope.flow.transport",
     "weight_statistics": "rheoscope.attention.lower.statistics",
+    "why": "rheoscope.covers.why",
 }
 
 __all__ = sorted(_HOME)

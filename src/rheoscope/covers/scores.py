@@ -115,12 +115,13 @@ def sides(heads: Heads, x: Float[Tensor, "n d"], kept: Bool[Tensor, " n"]) -> tu
     hat = heads.norm.hat(x.to(exact))
     mean = hat[kept].mean(0)
     cloud = torch.stack([hat - mean, mean.expand_as(hat)])
-    q = _side(heads.norm, cloud, heads.W_Q, heads.b_Q, heads.q_norm) * heads.scale
-    k = _side(heads.norm, cloud, heads.W_K, heads.b_K, heads.k_norm)
+    q = side(heads.norm, cloud, heads.W_Q, heads.b_Q, heads.q_norm) * heads.scale
+    k = side(heads.norm, cloud, heads.W_K, heads.b_K, heads.k_norm)
     return q, torch.stack([for_every_head(part[None], heads.count)[0] for part in k])
 
 
-def _side(norm: Norm, cloud: Float[Tensor, "2 n d"], W: Tensor, b: Tensor | None, then: Norm | None) -> Parts:
+def side(norm: Norm, cloud: Float[Tensor, "c n d"], W: Tensor, b: Tensor | None, then: Norm | None) -> Parts:
+    """Parts of x̂ as parts of a query or a key of every head, and the bias as one more; QK-norm at its realised scale."""
     W = W.to(cloud.dtype)
     tokens = cloud[:, None] @ norm.fold(W)
     bias = torch.zeros_like(tokens[0])
