@@ -13,6 +13,7 @@ kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
 scores                                what the scores of every head are made of: form, mean, biases
+reversed_attention, reversed_map      how the loss wants every score to change (R)
 why                                   which components make a score, exactly
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
@@ -41,6 +42,8 @@ _HOME = {
     "purity": "rheoscope.flow.purity",
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
+    "reversed_attention": "rheoscope.covers.reversed_attention",
+    "reversed_map": "rheoscope.covers.reversed_attention",
     "scores": "rheoscope.covers.scores",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",

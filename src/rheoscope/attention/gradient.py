@@ -79,6 +79,15 @@ def pull(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Gr
     return Gradients(dq.to(q), _per_group(dk, k), _per_group(dv, v), r, tensors)
 
 
+def reversed_scores(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Scores:
+    """R = dL/dS alone, from the gradient g of the output: half the work of `pull`, for heads inside a model."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    i, j = positions(q.shape[-2], k.shape[-2], q.device)
+    rows, keys, values = q.to(exact), for_every_head(k.to(exact), q.shape[1]), for_every_head(v.to(exact), q.shape[1])
+    s = scores(mechanism, mechanism.position.place(rows, i), mechanism.position.place(keys, j), i, j)
+    return mechanism.normaliser.pull(s, mechanism.normaliser(s), g.to(exact) @ mechanism.value(values).mT)[0]
+
+
 def _per_group(gradient: Tensor, x: Tensor) -> Tensor:
     """Query heads that share a key/value head add their gradients."""
     return gradient.unflatten(1, (x.shape[1], -1)).sum(2).to(x)

@@ -36,5 +36,13 @@ class Model(Protocol):
         """Logits (n, vocabulary) with heads edited and points changed; everything is undone on exit."""
         ...
 
+    def gradients(self, text: Text, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """A scalar of the logits, and its gradient at every step of the stream."""
+        ...
+
+    def ids(self, text: Text) -> Tensor:
+        """Token ids of a text."""
+        ...
+
 
 __all__ = ["Edit", "Hook", "Model", "Text", "Trace"]

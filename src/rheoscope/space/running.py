@@ -14,7 +14,7 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
 from rheoscope.space.model import Edit, Hook, Text
-from rheoscope.space.stream import Description, changing, taps, watching
+from rheoscope.space.stream import Description, changing, gathering, taps, watching
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -97,6 +97,22 @@ class Running(ABC):
         ids = self.ids(text)[None].to(self.device)
         with self.editing(edit or {}), changing(self.said, hooks or {}):
             return self.call(ids, None)[0]
+
+    def gradients(self, text: Text, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Float[Tensor, "n d"]]]:
+        """A scalar `of` the logits (n, vocabulary), and its gradient at every step of the stream that the model reads.
+
+        One forward and one backward pass; weights take no part, so frozen ones will do.
+        """
+        seen: dict[str, Tensor] = {}
+        with torch.enable_grad(), gathering(self.said, seen):
+            value = of(self.call(self.ids(text)[None].to(self.device), None)[0])
+        if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
+            raise RheoscopeError(
+                "a gradient is of one number that depends on the logits; type a function of logits to a scalar"
+            )
+        points = {tap.label: seen[tap.label] for tap in taps(self.said) if not tap.added}
+        found = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
+        return value.detach(), {label: g.reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)}
 
     def proved(self, certificate: Certificate) -> "Running":
         """The same model, with its certificate among its facts."""

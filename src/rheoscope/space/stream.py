@@ -97,6 +97,20 @@ def _keep(points: Tensor, at: int, added: bool, x: Tensor) -> None:
 
 
 @contextmanager
+def gathering(said: Description, seen: dict[str, Tensor]) -> Iterator[None]:
+    """While the model runs, keep the tensor itself that passes each tap, so that gradients can be asked of it.
+
+    The graph begins at the embedding: weights take no part in it, frozen or not.
+    """
+    first = Tap(said.start.label, said.start.module, said.start.side)
+    with ExitStack() as stack:
+        stack.enter_context(_changed(first, first, lambda x: x.detach().requires_grad_()))
+        for tap in taps(said):
+            stack.enter_context(_looking(tap, partial(seen.__setitem__, tap.label)))
+        yield
+
+
+@contextmanager
 def changing(said: Description, hooks: Mapping[str, Hook]) -> Iterator[None]:
     """While the model runs, replace the points at labelled steps by hook(points), earlier steps first."""
     labels = [tap.label for tap in taps(said)]

@@ -1,0 +1,169 @@
+"""The backward pass as attention: how the loss wants every score to change (R), for all heads from one backward pass."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.attention.gradient import reversed_scores
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.components import checked, end_of
+from rheoscope.space.head import Heads, of_head
+from rheoscope.space.model import Model
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+DEFINITIONS = {
+    "norm": "‖R‖: how strongly the loss pulls at the scores of the head, over all pairs of tokens",
+    "rank": "place of the head when all are ordered by ‖R‖, 1 the strongest",
+    "received": "Σ_i |R_ij| of the head: how strongly the loss pulls at what tokens look at token j",
+    "loss": "−log p of the target at the position, in nats",
+}
+
+
+def reversed_attention(
+    model: Model, trace: Trace, target: str | int | None = None, position: int = -1
+) -> "xarray.Dataset":
+    """R = ∂L/∂S of every head: the gradient of the scores (reversed attention), L = −log p(target) at a position.
+
+    **Answers** "which heads would have to look elsewhere for the model to say this, and at what?"
+
+    **Formula** G = ∂L/∂O, D = GVᵀ, R = A ∘ (D − rowsum(A ∘ D)) under softmax; other normalisers by their own derivative. R_ij > 0:
+    a lower score of j would lower the loss.
+
+    **Shapes** `target` is a token as text or as an id (default: what the model finds likeliest), `position` counts tokens
+    from 0, from the end where negative.
+
+    **Gives** (layer, head): `norm`, `rank`; (layer, head, token): `received`; `loss`. One map: `reversed_map`. No map is kept: one
+    head's is made at a time.
+
+    **Laws** equal to autograd's gradient of the scores in every family; rows of R sum to 0 under softmax; no gauge moves R.
+
+    **Source** Katz and Wolf 2024 (arXiv:2412.17019), whose code keeps the scale inside R.
+
+    **Siblings** `attention_gradients` is one call of attention; `readout` attributes the logit forwards.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> found = rs.reversed_attention(model, model.trace("The keys to the cabinet are"), target=" on")
+    >>> found.norm.shape == (model.view.layers, model.view.heads)
+    True
+    """
+    import xarray as xr
+
+    loss, pulled, wanted, at = backward(model, trace, target, position)
+    norms, received = [], []
+    for layer in range(trace.view.layers):
+        maps = [(r.norm(), r.abs().sum(-2)) for r in _maps(trace, layer, pulled[layer])]
+        norms.append(torch.stack([norm for norm, _ in maps]))
+        received.append(torch.stack([column for _, column in maps]))
+    norm = torch.stack(norms)
+    rank = norm.flatten().argsort(descending=True).argsort().reshape(norm.shape) + 1
+    values: dict[str, tuple[tuple[str, ...], Tensor]] = {
+        "norm": (("layer", "head"), norm),
+        "rank": (("layer", "head"), rank),
+        "received": (("layer", "head", "token"), torch.stack(received)),
+        "loss": ((), loss),
+    }
+    data = {n: xr.Variable(dims, x.cpu().numpy(), {"definition": DEFINITIONS[n]}) for n, (dims, x) in values.items()}
+    attributes = {"analysis": "reversed_attention", "target": wanted, "position": at}
+    coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads), "token": range(len(trace))}
+    return xr.Dataset(data, coords, attributes | trace.provenance)
+
+
+def reversed_map(
+    model: Model, trace: Trace, layer: int, head: int, target: str | int | None = None, position: int = -1
+) -> Float[Tensor, "n n"]:
+    """R of one head, row = query: how the loss wants each of its scores to change (see `reversed_attention`).
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> R = rs.reversed_map(model, model.trace("The keys to the cabinet are"), layer=2, head=1, target=" on")
+    >>> bool(R.sum(-1).abs().max() < 1e-5)
+    True
+    """
+    trace.view.heads_of(layer, head)
+    pulled = backward(model, trace, target, position)[1]
+    return of_one(trace, layer, head, pulled[layer])
+
+
+def backward(
+    model: Model, trace: Trace, target: str | int | None, position: int
+) -> tuple[Tensor, list[Float[Tensor, "n d"]], int, int]:
+    """The loss and its gradient by what attention wrote, layer by layer, from one backward pass; target and position as numbers."""
+    at = checked([position], len(trace))[0]
+    wanted: list[int] = [] if target is None else [target_id(model, target)]
+
+    def loss(logits: Float[Tensor, "n vocabulary"]) -> Tensor:
+        laws = logits[at].float().log_softmax(-1) if logits.dtype.itemsize < 4 else logits[at].log_softmax(-1)
+        if not wanted:
+            wanted.append(int(laws.argmax()))
+        return -laws[wanted[0]]
+
+    value, gradients = model.gradients(trace.ids, loss)
+    return value, [gradients[written_at(trace, layer)] for layer in range(trace.view.layers)], wanted[0], at
+
+
+def written_at(trace: Trace, layer: int) -> str:
+    """The step whose gradient is that of what attention wrote: after attention, or after a parallel block."""
+    middle = trace.steps[trace.middle[layer]]
+    return trace.steps[end_of(trace, layer)] if middle in trace.not_read else middle
+
+
+def target_id(model: Model, target: str | int) -> int:
+    """A target as a token id; a text must be one token of the model's own."""
+    if isinstance(target, int):
+        size = len(model.view.embed)
+        if not 0 <= target < size:
+            raise RheoscopeError(f"token ids lie in 0 to {size - 1}, got {target}; type an id of this model")
+        return target
+    ids = spelled(model, target)
+    if len(ids) != 1:
+        raise RheoscopeError(
+            f"the target must be one token, {target!r} is {len(ids)}; type another word (most begin with a space), or a token id"
+        )
+    return ids[0]
+
+
+def spelled(model: Any, text: str) -> list[int]:
+    """The ids of a text as it stands inside another: without what the tokenizer puts at the start."""
+    alone, twice = (model.ids(one).tolist() for one in (text, text + text))
+    for length in range(1, len(alone) + 1):
+        if twice[-length:] == alone[-length:] and twice[-2 * length : -length] == alone[-length:]:
+            return alone[-length:]
+    return alone
+
+
+def of_one(trace: Trace, layer: int, head: int, pulled: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """R of one head from the gradient of what its layer's attention wrote."""
+    heads = trace.view.heads_of(layer)
+    x = trace.read_by(layer)
+    with torch.no_grad():
+        return _one(heads, heads.read(x), at_outputs(heads, x, pulled), head)
+
+
+@torch.no_grad()
+def _maps(trace: Trace, layer: int, pulled: Float[Tensor, "n d"]) -> Any:
+    heads, x = trace.view.heads_of(layer), trace.read_by(layer)
+    projected, g = heads.read(x), at_outputs(heads, x, pulled)
+    return (_one(heads, projected, g, head) for head in range(heads.count))
+
+
+def _one(heads: Heads, projected: Any, g: Float[Tensor, "h n e"], head: int) -> Float[Tensor, "n n"]:
+    q, k, v = projected
+    group = heads.group(head)
+    q, k, v = q[:, head : head + 1], k[:, group : group + 1], v[:, group : group + 1]
+    return reversed_scores(of_head(heads.mechanism, head), q, k, v, g[None, head : head + 1])[0, 0]
+
+
+def at_outputs(heads: Heads, x: Float[Tensor, "n d"], pulled: Float[Tensor, "n d"]) -> Float[Tensor, "h n e"]:
+    """The gradient at the output of every head, before W_O and, where there is one, before the norm after attention."""
+    if heads.after is not None:
+        with torch.enable_grad():
+            total = (heads.outputs(x) @ heads.W_O).sum(0)
+            total = (total if heads.b_O is None else total + heads.b_O).detach().requires_grad_()
+            (pulled,) = torch.autograd.grad(heads.after.own(total), total, pulled)
+    return pulled @ heads.W_O.detach().mT
