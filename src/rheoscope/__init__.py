@@ -5,6 +5,7 @@ nn                                    Attention and MultiHeadAttention as torch 
 attention_gradients                   the backward pass in closed form, with the reversed-attention map
 weight_statistics                     entropy, sinks, distances of the weights, never holding them
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
+energy                                is attention a gradient flow? energy, gradient, what stands between
 clusters                              do tokens gather: ranks, dimension, clusters at an angle
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
@@ -26,6 +27,7 @@ _HOME = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "clusters": "rheoscope.flow.clusters",
+    "energy": "rheoscope.flow.energy",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "mechanism": "rheoscope.attention.zoo",
