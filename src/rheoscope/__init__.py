@@ -5,6 +5,7 @@ nn                                    Attention and MultiHeadAttention as torch 
 attention_gradients                   the backward pass in closed form, with the reversed-attention map
 weight_statistics                     entropy, sinks, distances of the weights, never holding them
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
+energy                                is attention a gradient flow? energy, gradient, what stands between
 clusters                              do tokens gather: ranks, dimension, clusters at an angle
 density_clusters                      clusters by HDBSCAN, no angle to choose
 massive                               which tokens are left out, how large, in which coordinates
@@ -32,6 +33,7 @@ _HOME = {
     "attention_gradients": "rheoscope.attention.gradient",
     "clusters": "rheoscope.flow.clusters",
     "density_clusters": "rheoscope.flow.density",
+    "energy": "rheoscope.flow.energy",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "massive": "rheoscope.flow.massive",

@@ -10,16 +10,17 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 import rheoscope as rs
+from rheoscope.space.components import components
 from rheoscope.space.running import Running
 from rheoscope.space.trace import Trace
-from tests.pretrained.cases import double, random, traced
+from tests.cases import EVERY, POST_NORM, double, random, traced
 
 F64 = torch.float64
 
 
 @cache
 def default() -> Running:
-    return rs.load()
+    return rs.load(dtype="float64")
 
 
 def cloudy(n: int = 12, seed: int = 0) -> Trace:
@@ -76,3 +77,38 @@ def test_what_it_cannot_do_is_told() -> None:
         rs.kept(double("gpt2").trace([1, 2]))
     with pytest.raises(rs.RheoscopeError, match="1 ≤ k < "):
         rs.kept(traced("gpt2", F64), k=100)
+
+
+# Erasure
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_erasure_is_the_projection_of_what_is_written_later(name: str) -> None:
+    trace = traced(name, F64)
+    found = rs.kept(trace, keep_massive=True)
+    last, made = trace.points[-1], components(trace)
+    for layer in range(trace.view.layers):
+        after = trace.points[trace.middle[layer]]
+        for head in (0, 3):
+            moved = made.parts[made.names.index(f"L{layer}.H{head}")]
+            top = sum(float(a @ b) for a, b in zip(moved, last - after, strict=True))
+            slow = top / sum(float(a @ a) for a in moved)
+            assert float(found.erasure[layer, head]) == pytest.approx(slow, abs=1e-9)
+        moved = made.parts[made.names.index(f"L{layer}.mlp")]
+        step = f"L{layer}.mlp_sum" if name in POST_NORM else f"L{layer}.resid_post"
+        slow = float((moved * (last - trace.at(step))).sum() / moved.square().sum())
+        assert float(found.erasure_mlp[layer]) == pytest.approx(slow, abs=1e-9)
+    if name not in POST_NORM:
+        assert float(found.erasure_mlp[-1]) == 0  # nothing comes after
+
+
+def test_what_is_taken_back_is_minus_one() -> None:
+    """Plant a stream whose second layer undoes what the MLP of the first one wrote, or writes it again."""
+    trace = traced("gpt2", F64)
+    for share in (-1.0, 0.0, 1.0):
+        points = trace.points.clone()
+        points[3] = points[2] + share * (points[2] - points[1])
+        points[4] = points[3]
+        found = rs.kept(replace(trace, points=points), keep_massive=True)
+        assert float(found.erasure_mlp[0]) == pytest.approx(share, abs=1e-12)
+        assert float(found.erasure_mlp[1]) == 0

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import rheoscope as rs
-from tests.pretrained.cases import KINDS, double, text, traced
+from tests.cases import EVERY, double, text, traced
+from tests.pretrained.cases import KINDS
 
 F64 = torch.float64
+HEADS = {"head_speed", "head_cosine"}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -33,12 +35,29 @@ def test_every_number_equals_a_slow_one(name: str) -> None:
     assert found.sizes["layer"] == trace.view.layers
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_heads_are_measured_one_token_after_the_other(name: str) -> None:
+    trace = traced(name, F64)
+    kept = [at for at in range(len(trace)) if at not in trace.massive()]
+    found = rs.trajectory(trace, space="sphere")
+    for layer in range(trace.view.layers):
+        moved = trace.parts(layer)[0].numpy()
+        whole = (trace.points[trace.middle[layer]] - trace.read_by(layer)).numpy()
+        for head in (0, 3):
+            lengths = [np.linalg.norm(moved[head, at]) for at in kept]
+            sizes = [length * np.linalg.norm(whole[at]) for length, at in zip(lengths, kept, strict=True)]
+            along = [moved[head, at] @ whole[at] for at in kept]
+            cosines = [a / size if size else 0 for a, size in zip(along, sizes, strict=True)]
+            assert float(found.head_speed[layer, head]) == pytest.approx(np.mean(lengths))
+            assert float(found.head_cosine[layer, head]) == pytest.approx(np.mean(cosines), abs=1e-6)
+
+
 def test_a_turn_of_the_axes_changes_nothing_and_a_scale_scales() -> None:
     trace = traced("llama", F64)
     Q = torch.linalg.qr(torch.randn(32, 32, dtype=F64, generator=torch.Generator().manual_seed(0)))[0]
     plain, turned = rs.trajectory(trace), rs.trajectory(replace(trace, points=trace.points @ Q))
     doubled = rs.trajectory(replace(trace, points=2 * trace.points))
-    for field in plain.data_vars:
+    for field in set(plain.data_vars) - HEADS:  # heads are turned with the weights: tests/laws
         assert float(abs(plain[field] - turned[field]).max()) <= 1e-7, field
     assert np.allclose(doubled.path_length, 2 * plain.path_length)
     assert np.allclose(doubled.turning, plain.turning)

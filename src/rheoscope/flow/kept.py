@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rheoscope.flow.cloud import clouds, dataset
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.components import mlp_at
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ DEFINITIONS = {
     "rsa_null_sd": "standard deviation of the same over the permutations",
     "neighbours": "share of a token's k nearest tokens at the reference that are still among its k nearest",
     "neighbours_null": "the same at random: k / (n − 1)",
+    "erasure": "Σ ⟨Δ_h, x_last − x_after⟩ / Σ ‖Δ_h‖² over tokens, in the stream as it is: −1 where all that is written later takes "
+    "back what the head wrote, 0 where it leaves it alone, positive where it writes more of the same",
+    "erasure_mlp": "the same for what the MLP of a layer wrote",
 }
 
 
@@ -40,7 +44,11 @@ def kept(
     **Formula** RSA: Spearman correlation of the n(n−1)/2 pairwise distances of two clouds. Neighbours: mean over tokens
     of |kNN ∩ kNN'| / k. The reference is the embedding (`"embed"`) or the cloud `stride` layers before (`"-1"`, `"-4"`).
 
-    **Gives** (point, reference): `rsa`, `neighbours` and the null of each; NaN where a reference lies before the start.
+    Erasure: ⟨Δ_h, x_last − x_after⟩ / ‖Δ_h‖², Δ_h what a head takes from the tokens, x_after the point that its attention
+    made, summed over tokens above and below.
+
+    **Gives** (point, reference): `rsa`, `neighbours` and the null of each; NaN where a reference lies before the start;
+    (layer, head): `erasure`; (layer): `erasure_mlp`.
 
     **Laws** 1 against itself; unchanged by a turn, a shift and a scale of either cloud; the null of RSA is about 0.
 
@@ -73,11 +81,32 @@ def kept(
         "rsa_null_sd": (("point", "reference"), spread),
         "neighbours": (("point", "reference"), neighbours),
         "neighbours_null": ((), torch.tensor(k / (n - 1))),
-    }
-    coords = {"point": list(seen.steps), "reference": names}
+    } | erasures(trace, seen.kept)
+    numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
+    coords = {"point": list(seen.steps), "reference": names} | numbers
     return dataset(
         values, DEFINITIONS, coords, {"analysis": "kept", "k": k, "draws": draws, "seed": seed} | seen.attributes
     )
+
+
+def erasures(trace: Trace, kept: list[int]) -> dict[str, tuple[tuple[str, ...], Tensor]]:
+    """How much of what each head and each MLP wrote is taken back by all that is written after it."""
+    exact = torch.promote_types(trace.points.dtype, torch.float32)
+    points, layers = trace.points[:, kept].to(exact), range(trace.view.layers)
+    later = points[-1] - points
+    heads = [erased(trace.parts(layer, kept)[0].to(exact), later[trace.middle[layer]]) for layer in layers]
+    ends = [mlp_at(trace, layer) for layer in layers]
+    mlps = [erased((points[end] - points[end - 1])[None], later[end])[0] for end in ends]
+    return {
+        "erasure": (("layer", "head"), torch.stack(heads)),
+        "erasure_mlp": (("layer",), torch.stack(mlps)),
+    }
+
+
+def erased(moved: Float[Tensor, "h n d"], later: Float[Tensor, "n d"]) -> Float[Tensor, " h"]:
+    """Σ ⟨Δ, what is written later⟩ / Σ ‖Δ‖²; 0 where nothing was written."""
+    size = moved.square().sum((-2, -1))
+    return torch.where(size > 0, (moved * later).sum((-2, -1)) / torch.where(size > 0, size, 1), 0)
 
 
 def distances(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:

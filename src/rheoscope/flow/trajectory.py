@@ -22,6 +22,9 @@ DEFINITIONS = {
     "straightness_null": "the same for displacements of the same lengths in random directions: √Σ speed² / Σ speed",
     "straightness_flipped": "mean straightness where each half-layer moves all tokens forwards or backwards at random, by draw",
     "attention_share": "attention's share of the path in a layer: its summed speed over that of attention and MLP",
+    "head_speed": "‖Δ_h‖, mean over tokens: how far what a head takes from the tokens moves one, in the stream as it is; without the "
+    "bias of values, which no head owns",
+    "head_cosine": "cos(Δ_h, Δ), mean over tokens, Δ what the attention of the layer adds as a whole: 1 pulls where all pull",
 }
 
 
@@ -37,8 +40,8 @@ def trajectory(
     angle(Δ_s, Δ_{s+1}).
 
     **Gives** (step, token): `speed`, `relative_speed`; (turn, token): `turning`; (token): `path_length`, `chord`,
-    `straightness` and its null; (draw): `straightness_flipped`; (layer): `attention_share`. Massive tokens are dropped and
-    listed in `attrs["massive"]`.
+    `straightness` and its null; (draw): `straightness_flipped`; (layer): `attention_share`; (layer, head): `head_speed`,
+    `head_cosine`, whatever the space in the raw one. Massive tokens are dropped and listed in `attrs["massive"]`.
 
     **Laws** chord ≤ path; straightness lies in [0, 1]; unchanged by a turn of the axes of E, scaled by a scale.
 
@@ -52,6 +55,7 @@ def trajectory(
     seen = clouds(trace, space, "half", keep_massive)
     moved = seen.points.diff(dim=0)
     speed = moved.norm(dim=-1)
+    heads = torch.stack([of_heads(trace, layer, seen.kept) for layer in range(trace.view.layers)], 1)
     path, chord = speed.sum(0), (seen.points[-1] - seen.points[0]).norm(dim=-1)
     values = {
         "speed": (("step", "token"), speed),
@@ -63,11 +67,21 @@ def trajectory(
         "straightness_null": (("token",), _share(speed.square().sum(0).sqrt(), path)),
         "straightness_flipped": (("draw",), flipped(moved, path, draws, seed)),
         "attention_share": (("layer",), attention_share(trace, speed)),
+        "head_speed": (("layer", "head"), heads[0]),
+        "head_cosine": (("layer", "head"), heads[1]),
     }
-    coords = {"step": list(seen.steps[1:]), "token": seen.kept, "layer": range(trace.view.layers)}
-    return dataset(
-        values, DEFINITIONS, coords, {"analysis": "trajectory", "draws": draws, "seed": seed} | seen.attributes
-    )
+    numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
+    coords = {"step": list(seen.steps[1:]), "token": seen.kept} | numbers
+    attributes = {"analysis": "trajectory", "draws": draws, "seed": seed} | seen.attributes
+    return dataset(values, DEFINITIONS, coords, attributes)
+
+
+def of_heads(trace: Trace, layer: int, kept: list[int]) -> Float[Tensor, "2 h"]:
+    """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens."""
+    moved, bias = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in trace.parts(layer, kept))
+    whole = moved.sum(0) + bias
+    length = moved.norm(dim=-1)
+    return torch.stack([length.mean(-1), _share((moved * whole).sum(-1), length * whole.norm(dim=-1)).mean(-1)])
 
 
 def angles(moved: Float[Tensor, "s n d"]) -> Float[Tensor, "t n"]:

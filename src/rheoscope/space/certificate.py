@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.head import Heads, Norm
+from rheoscope.space.head import Heads, through
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -125,7 +125,7 @@ def _open_by(before: Tensor, after: Tensor, moved: Float[Tensor, "h n d"], bias:
 def operators_error(heads: Heads, x: Float[Tensor, "n d"]) -> float:
     """|q̂ - q| / |q| with q̂ = x̂ through the folded matrices, the worst of q, k and v."""
     parts = (heads.W_Q, heads.b_Q, heads.q_norm), (heads.W_K, heads.b_K, heads.k_norm), (heads.W_V, heads.b_V, None)
-    pairs = zip((_rebuilt(heads.norm, x, *part) for part in parts), heads.read(x), strict=True)
+    pairs = zip((through(heads.norm, heads.norm.hat(x), *part) for part in parts), heads.read(x), strict=True)
     return _worst(float((mine - own[0]).norm() / own.norm().clamp(min=1e-30)) for mine, own in pairs)
 
 
@@ -133,13 +133,6 @@ def cross_operators_error(trace: Trace, layer: int) -> float:
     """The same for cross attention: behind the norm of the target, and behind that of the source."""
     crossing, (x, memory) = trace.view.crossing[layer], trace.across(layer)
     return _worst((operators_error(crossing.asking, x), operators_error(crossing.answering, memory)))
-
-
-def _rebuilt(norm: Norm, x: Tensor, W: Tensor, b: Tensor | None, then: Norm | None) -> Float[Tensor, "h n k"]:
-    y = norm.hat(x) @ norm.fold(W)
-    y = y if norm.bias is None else y + (norm.bias @ W)[:, None]
-    y = y if b is None else y + b[:, None]
-    return y if then is None else then.hat(y) * (1.0 if then.gain is None else then.gain)
 
 
 def _worst(errors: Iterable[float]) -> float:

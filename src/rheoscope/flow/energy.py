@@ -1,0 +1,328 @@
+"""Is attention a gradient flow? The energy of every head, how far it climbs it, and what stands between it and a gradient."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rheoscope.attention.mask import Mask
+from rheoscope.attention.mechanism import Mechanism, for_every_head
+from rheoscope.attention.position import Position
+from rheoscope.flow.cloud import dataset
+from rheoscope.flow.landscape import Landscape, landscape
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.components import end_of
+from rheoscope.space.head import Heads, through
+from rheoscope.space.operator import Factored
+from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
+
+if TYPE_CHECKING:
+    import xarray
+
+LEVEL = 0.05
+DIFFERENCES = ("mask", "norm", "position", "mlp")
+DEFINITIONS = {
+    "energy": "Λ = mean over tokens of log((1/n_i) Σ_j e^{s_ij}) over permitted keys j, in nats: the head's own scores on x̂, "
+    "without the bias of keys where it is constant along a row and softmax cannot see it",
+    "energy_after": "Λ after this head's own Δ_h is added to every query, x̂ taken anew through the norm, the keys as they were",
+    "first_order": "⟨∇Λ, Δ_h⟩ by the query-side gradient through the norm: what a small step of Δ_h changes Λ by",
+    "remainder": "energy_after − energy − first_order: what the size of the step adds",
+    "cosine": "cos(Δ_h, ∇Λ) over the whole cloud, ∇Λ = Σ_j α_ij x̂_j Mᵀ by x̂: 1 where the head moves tokens straight up its energy",
+    "cosine_null": "mean of the same when F is turned at random (F Q, Q orthogonal: the same singular values): 0",
+    "cosine_null_sd": "standard deviation of the same over all Q, exact: ‖Δ_hᵀ∇Λ‖/(√d ‖Δ_h‖ ‖∇Λ‖)",
+    "cosine_shared": "mean of the same with Δ_h permuted among the tokens: what tokens have in common, not what each one does",
+    "z": "(cosine − cosine_null)/cosine_null_sd",
+    "alignment": "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance, whatever the text",
+    "alignment_z": "alignment over its standard deviation when F is turned at random, ‖MF‖/(√d ‖M‖ ‖F‖)",
+    "q_value": "share of false findings when this head and all less likely ones are called gradient-like (Benjamini–Hochberg), "
+    "from the larger of the one-sided p-values of cosine and alignment",
+    "gradient_like": "q_value ≤ 0.05: both cosine and alignment are higher than chance",
+    "symmetry": "tr(MM)/tr(MMᵀ): 1 where relevance is mutual, so that keys climb as queries do",
+    "landscape": "1 − cos of the head-summed M of this layer and the next: 0 the same landscape; NaN at the last layer",
+    "landscape_update": "1 − cos of what the attention of this layer and of the next do to this layer's cloud; NaN at the last layer",
+    "ledger": "1 − cos of what the layer's attention does to its cloud with and without a part, 0 where it makes no difference: "
+    "mask (every key permitted), norm (Δ against what it does to x̂), position (no rotation, no bias of place), "
+    "mlp (Δ of attention against that of the whole layer)",
+}  # fmt: skip
+Cloud = Float[Tensor, "n d"]
+Kept = Bool[Tensor, " n"]
+
+
+@torch.no_grad()
+def energy(
+    view: View, trace: Trace, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
+) -> "xarray.Dataset":
+    """Does each head move tokens up its own energy, and what keeps the layers from being a gradient flow?
+
+    **Answers** "is what this head adds the gradient of something, or could it be any direction?"
+
+    **Formula** Λ(X̂) = (1/N) Σ_i log((1/n_i) Σ_{j permitted} e^{s_ij}); its query-side gradient is Σ_j α_ij x̂_j Mᵀ, softmax
+    attention with Mᵀ for F. Only queries move; Δ_h is what the head takes from the tokens, without the bias of values.
+    Every field's formula is in its `attrs["definition"]`.
+
+    **Gives** (layer, head): `energy`, `energy_after`, `first_order`, `remainder`, `cosine` with its null, `alignment`,
+    `q_value`, `gradient_like`, `symmetry`; (layer): `landscape`, `landscape_update`; (layer, difference): `ledger`. Massive
+    tokens stay keys, and are left out of every mean; `attrs` has how many heads were tested and found.
+
+    **Laws** the gradient is autograd's; Λ after a small part t of Δ_h is Λ + t · first_order; F = cMᵀ gives cosine 1;
+    unchanged by every move that leaves the logits unchanged and by a turn of the axes of E.
+
+    **Source** arXiv:2312.10794 (attention as a gradient flow), arXiv:2008.02217 (the log-sum-exp energy).
+
+    **Relation** `operators` has alignment and symmetry without a text; `trajectory` says how far each head moves tokens.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> found = rs.energy(model.view, model.trace("The keys to the cabinet are on the table"))
+    >>> found.cosine.dims, bool((abs(found.cosine) <= 1 + 1e-6).all())
+    (('layer', 'head'), True)
+    """
+    massive = trace.massive()
+    kept = torch.ones(len(trace), dtype=torch.bool, device=trace.points.device)
+    kept[[] if keep_massive else massive] = False
+    if int(kept.sum()) < 2:
+        raise RheoscopeError(
+            f"this needs at least 2 tokens that are not massive, got {int(kept.sum())}; type a longer text"
+        )
+    rows = []
+    for layer in range(view.layers):
+        rows.append(of_layer(view, trace, layer, kept))
+        if progress is not None:
+            progress(layer + 1, view.layers)
+    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name != "whole_M"}
+    forms = [row["whole_M"] for row in rows]
+    return _told(view, trace, values | {"landscape": changes(forms)}, massive, keep_massive)
+
+
+def of_layer(view: View, trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
+    """All numbers of one layer."""
+    heads, x = view.blocks[layer], trace.read_by(layer)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    M, F = (Factored(A.left.to(x.dtype), A.right.to(x.dtype)) for A in (heads.M(), heads.F()))
+    return (
+        of_heads(step_of(heads, x), kept)
+        | alignments(M, F)
+        | {
+            "symmetry": M.symmetry(),
+            "whole_M": torch.cat(list(M.left), -1) @ torch.cat(list(M.right), -2),  # of rank d: no factors are smaller
+            "landscape_update": updates(view, trace, layer, x, kept),
+            "ledger": ledger(heads, trace, layer, x, kept),
+        }
+    )
+
+
+def alignments(M: Factored, F: Factored) -> dict[str, Float[Tensor, " h"]]:
+    """cos⟨F, Mᵀ⟩, and how far it lies from where F Q lies at random: tr(FQM) has variance ‖MF‖²/d."""
+    inner, middle = F.inner(M.T), M.right.double() @ F.left.double()
+    spread = (middle.mT @ M.grams[0] @ middle * F.grams[1]).sum((-2, -1)).clamp(min=0).sqrt() / M.shape[-1] ** 0.5
+    return {"alignment": _over(inner, M.norm() * F.norm()), "alignment_z": _over(inner.double(), spread)}
+
+
+# One layer's heads
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What every head does to its tokens, in factors: Δ_h = moved `write`, ∇Λ = slope `ask`ᵀ, nothing of size (h, n, d).
+
+    `asked` are the queries x̂ A without their `bias`, `scale` is what the norm multiplies tokens by.
+    """
+
+    field: Landscape
+    hat: Cloud
+    scale: Float[Tensor, "n 1"]
+    asked: Float[Tensor, "h n k"]
+    bias: Float[Tensor, "h 1 k"]
+    ask: Float[Tensor, "h d k"]
+    write: Float[Tensor, "h e d"]
+    energy: Float[Tensor, "h n"]
+    slope: Float[Tensor, "h n k"]
+    moved: Float[Tensor, "h n e"]
+
+    @cached_property
+    def middle(self) -> Float[Tensor, "h e k"]:
+        """What a head writes, asked by its own queries."""
+        return self.write @ self.ask
+
+    @cached_property
+    def written(self) -> Float[Tensor, "h e e"]:
+        return self.write @ self.write.mT
+
+
+def step_of(heads: Heads, x: Cloud) -> Step:
+    norm, hat = heads.norm, heads.norm.hat(x)
+    field, nothing = landscape(heads, hat), torch.zeros_like(hat[:1])
+    queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None) for y in (hat, nothing))
+    values = for_every_head(through(norm, hat, heads.W_V, heads.b_V, None)[None], heads.count)[0]
+    found = field.slope(queries, values)
+    moved, write, scale = found.carried, heads.W_O.to(x.dtype), torch.ones_like(x[:, :1])
+    if heads.after is not None:
+        scale = heads.after.scale((moved @ write).sum(0) + (0 if heads.b_O is None else heads.b_O))
+        write = write if heads.after.gain is None else write * heads.after.gain.to(x.dtype)
+    if heads.value_bias is not None:
+        moved = moved - found.mass[..., None] * heads.value_bias.to(x.dtype)[:, None]
+    ask = norm.fold(heads.W_Q.to(x.dtype))
+    return Step(field, hat, norm.scale(x), queries - bias, bias, ask, write, found.energy, found.slope, moved * scale)
+
+
+def of_heads(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
+    """Λ before and after, the first order, and the cosine with its null."""
+    first, after = moves(step, 1.0)
+    before, then, slope = (part[:, kept].mean(-1) for part in (step.energy, after, first))
+    return {
+        "energy": before,
+        "energy_after": then,
+        "first_order": slope,
+        "remainder": (after - step.energy - first)[:, kept].mean(-1),
+    } | cosines(step, kept)
+
+
+def moves(step: Step, share: float) -> tuple[Float[Tensor, "h n"], Float[Tensor, "h n"]]:
+    """⟨∇Λ_i, share Δ_i⟩ through the norm, and Λ_i after x_i + share Δ_i: from inner products of tokens, queries and Δ.
+
+    x̂ = r x C, so that a move by Δ gives dx̂ = r (ΔC − x̂ ⟨x̂, Δ⟩/d) and 1/r'² = 1/r² + (2⟨xC, Δ⟩ + ‖ΔC‖²)/d.
+    """
+    norm, r, d = step.field.heads.norm, step.scale[:, 0], step.hat.shape[-1]
+    moved = share * step.moved
+    turned = moved @ step.middle
+    climb = (turned * step.slope).sum(-1)
+    if norm.eps is None:
+        return climb, step.field.energies(step.asked + turned + step.bias)
+    ahead = (step.hat @ step.write.flatten(0, 1).mT).unflatten(-1, (len(moved), -1)).transpose(0, 1)
+    along = (moved * ahead).sum(-1)
+    first = r * (climb - (step.slope * step.asked).sum(-1) * along / d)
+    written = norm.centre(step.write) @ step.write.mT if norm.centred else step.written
+    squared = r**-2 + (2 * along / r + (moved @ written * moved).sum(-1)) / d
+    again = squared.clamp(min=norm.eps).rsqrt()[..., None] * (step.asked / step.scale + turned)
+    return first, step.field.energies(again + step.bias)
+
+
+def cosines(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
+    """cos(Δ, ∇Λ) and what it would be if F were turned at random, from r x r matrices.
+
+    ⟨ΔQ, G⟩ = tr(Q GᵀΔ) has mean 0 and variance ‖ΔᵀG‖²/d over all orthogonal Q.
+    """
+    moved, slope, asking = step.moved[:, kept], step.slope[:, kept], step.ask.mT @ step.ask
+    both = moved.mT @ slope
+    lengths = (moved.mT @ moved * step.written).sum((-2, -1)), (slope.mT @ slope * asking).sum((-2, -1))
+    size = lengths[0].clamp(min=0).sqrt() * lengths[1].clamp(min=0).sqrt()
+    spread = (both.mT @ step.written @ both * asking).sum((-2, -1)).clamp(min=0).sqrt() / step.hat.shape[-1] ** 0.5
+    inner = (both * step.middle).sum((-2, -1))
+    shared = (moved.sum(1)[:, None] @ step.middle @ slope.mean(1)[..., None])[:, 0, 0]
+    return {
+        "cosine": _over(inner, size),
+        "cosine_null": torch.zeros_like(inner),
+        "cosine_null_sd": _over(spread, size),
+        "cosine_shared": _over(shared, size),
+        "z": _over(inner, spread),
+    }
+
+
+# What stands between a layer and a gradient flow
+
+
+def updates(view: View, trace: Trace, layer: int, x: Cloud, kept: Kept) -> Float[Tensor, ""]:
+    """1 − cos of what the attention of this layer and of the next do to this layer's cloud."""
+    if layer + 1 == view.layers:
+        return torch.tensor(float("nan"), dtype=x.dtype, device=x.device)
+    after = view.blocks[layer + 1]
+    other = moved_by(after, after.mechanism, *after.read(trace.read_by(layer)))
+    return apart(_attention(trace, layer), other, kept)
+
+
+def ledger(heads: Heads, trace: Trace, layer: int, x: Cloud, kept: Kept) -> Float[Tensor, " 4"]:
+    """1 − cos of the attention's displacement with and without mask, norm, position and MLP."""
+    own, given, mechanism = _attention(trace, layer), heads.read(trace.read_by(layer)), heads.mechanism
+    free, nowhere = replace(mechanism, mask=Mask()), replace(mechanism, position=Position())
+    others = [
+        own if mechanism.mask.forbids_nothing else moved_by(heads, free, *given),
+        _normed(heads, trace, layer, x, own),
+        own if mechanism.position.nowhere else moved_by(heads, nowhere, *given),
+        trace.points[end_of(trace, layer)].to(x.dtype) - x,
+    ]
+    return torch.stack([apart(own, other, kept) for other in others])
+
+
+def _normed(heads: Heads, trace: Trace, layer: int, x: Cloud, own: Cloud) -> Cloud:
+    """What the displacement becomes through the norm: of x̂ where the norm comes before, of the sum where it comes after."""
+    middle = trace.middle[layer]
+    if trace.steps[middle].endswith(".attn_sum"):
+        return trace.points[middle + 1].to(x.dtype) - x
+    return heads.norm.hat(x + own) - heads.norm.hat(x)
+
+
+def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Cloud:
+    """What the attention of a layer adds to a cloud when its weights are computed by `mechanism`."""
+    out = mechanism.attend(q, k, v)[0].transpose(0, 1).flatten(1)
+    out = out.to(torch.promote_types(out.dtype, torch.float32))
+    total = out @ heads.W_O.flatten(0, 1).to(out.dtype) + (0 if heads.b_O is None else heads.b_O)
+    if heads.after is None:
+        return total
+    return total * heads.after_scale(total) + (0 if heads.after.bias is None else heads.after.bias)
+
+
+def apart(a: Cloud, b: Cloud, kept: Kept) -> Float[Tensor, ""]:
+    """1 − cos of two displacements of the kept tokens, seen as one vector each; 0 where one of them is 0."""
+    return between(a[kept], b[kept])
+
+
+def between(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
+    """1 − cos of two arrays as vectors; 0 where one of them is 0."""
+    a, b = a.flatten(), b.flatten()
+    size = a.norm() * b.norm()
+    return torch.where(size > 0, 1 - a @ b / torch.where(size > 0, size, 1), 0)
+
+
+def changes(forms: list[Float[Tensor, "d d"]]) -> Float[Tensor, " layer"]:
+    """1 − cos of each layer's head-summed M and the next one's."""
+    found = [between(a, b) for a, b in pairwise(forms)]
+    return torch.stack([*found, torch.full_like(forms[0][0, 0], float("nan"))])
+
+
+def _attention(trace: Trace, layer: int) -> Cloud:
+    exact = torch.promote_types(trace.points.dtype, torch.float32)
+    return trace.points[trace.middle[layer]].to(exact) - trace.points[trace.where[layer]].to(exact)
+
+
+# The answer
+
+
+def found_beyond_chance(z: Float[Tensor, "layer head"], alignment_z: Float[Tensor, "layer head"]) -> Tensor:
+    """q-values of "both are higher than chance": the larger of two p-values is one for the pair."""
+    p = torch.maximum(*(torch.special.erfc(x.double().cpu() / 2**0.5) / 2 for x in (z, alignment_z))).flatten()
+    rising, order = p.sort()
+    scaled = rising * len(p) / torch.arange(1, len(p) + 1)
+    q = scaled.flip(0).cummin(0).values.flip(0).clamp(max=1)
+    return torch.empty_like(p).scatter(0, order, q).reshape(z.shape)
+
+
+def _told(view: View, trace: Trace, values: dict[str, Tensor], massive: list[int], keep_massive: bool) -> Any:
+    q = found_beyond_chance(values["z"], values["alignment_z"])
+    values |= {"q_value": q, "gradient_like": q <= LEVEL}
+    dims = {"landscape": ("layer",), "landscape_update": ("layer",), "ledger": ("layer", "difference")}
+    named = {name: (dims.get(name, ("layer", "head")), values[name]) for name in DEFINITIONS}
+    attributes = {
+        "analysis": "energy",
+        "space": "x̂",
+        "massive": massive,
+        "keep_massive": int(keep_massive),
+        "null": "F Q for all orthogonal Q: mean and spread in closed form, tails of a normal law",
+        "level": LEVEL,
+        "tested": q.numel(),
+        "found": int((q <= LEVEL).sum()),
+        "found_expected_false": LEVEL * int((q <= LEVEL).sum()),
+        "found_expected_under_null": f"at most one, with a chance of {LEVEL:.0%}",
+    }
+    coords = {"layer": range(view.layers), "head": range(view.heads), "difference": list(DIFFERENCES)}
+    return dataset(named, DEFINITIONS, coords, attributes | trace.provenance)
+
+
+def _over(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole; 0 where the whole is 0."""
+    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0)

@@ -1,0 +1,188 @@
+"""Is attention a gradient flow: planted heads, nulls against draws, slow twins of every field."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import false_discovery_control, norm
+from torch import Tensor
+
+import rheoscope as rs
+from rheoscope.attention.mask import Mask
+from rheoscope.flow.energy import alignments, cosines, found_beyond_chance, step_of
+from rheoscope.space.operator import Factored
+from tests.cases import POST_NORM, double, random, text, traced
+from tests.pretrained.cases import KINDS, changed
+
+F64 = torch.float64
+ALL = torch.ones(18, dtype=torch.bool)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum() / a.norm() / b.norm())
+
+
+@pytest.mark.parametrize("name", [*KINDS, "own_encoder", "own_alibi", "own_sink"])
+@torch.no_grad()
+def test_every_field_equals_a_slow_one(name: str) -> None:
+    trace = traced(name, F64)
+    view = trace.view
+    found = rs.energy(view, trace, keep_massive=True)
+    for layer, heads in enumerate(view.blocks):
+        x = trace.read_by(layer)
+        step = step_of(heads, x)
+        moved, slope = trace.parts(layer)[0], step.slope @ step.ask.mT
+        for head in (0, 2):
+            at = {"layer": layer, "head": head}
+            assert float(found.cosine.isel(at)) == pytest.approx(cosine(moved[head], slope[head]), abs=1e-5)
+            common = (moved[head].mean(0) * slope[head].mean(0)).sum() * len(x)
+            shared = float(common / moved[head].norm() / slope[head].norm())
+            assert float(found.cosine_shared.isel(at)) == pytest.approx(shared, abs=1e-5)
+            M, F = heads.M().dense()[head], heads.F().dense()[head]
+            assert float(found.alignment.isel(at)) == pytest.approx(cosine(F, M.mT), abs=1e-9)
+            assert float(found.symmetry.isel(at)) == pytest.approx(cosine(M, M.mT), abs=1e-9)
+            assert float(found.energy.isel(at)) == pytest.approx(float(step.energy[head].mean()))
+    assert np.allclose(found.remainder, found.energy_after - found.energy - found.first_order)
+    sums = [heads.M().dense().sum(0) for heads in view.blocks]
+    wanted = [1 - cosine(a, b) for a, b in pairwise(sums)]
+    assert np.allclose(found.landscape[:-1], wanted)
+    assert np.isnan(found.landscape[-1])
+    assert np.isnan(found.landscape_update[-1])
+
+
+@pytest.mark.parametrize("name", [*KINDS, "own_encoder", "own_alibi"])
+@torch.no_grad()
+def test_the_ledger_is_what_each_part_changes(name: str) -> None:
+    trace = traced(name, F64)
+    found = rs.energy(trace.view, trace, keep_massive=True)
+    heads, x, after = trace.view.blocks[0], trace.read_by(0), trace.view.blocks[1]
+    own = trace.points[trace.middle[0]] - x
+
+    def whole(block: Any, cloud: Tensor) -> Tensor:
+        return block.displacements(cloud).sum(0) + block.bias(cloud)
+
+    other = 1 - cosine(own, whole(after, x))
+    assert float(found.landscape_update[0]) == pytest.approx(other, abs=1e-5)
+    row = found.ledger.isel(layer=0)
+    unmasked = replace(heads, mechanism=replace(heads.mechanism, mask=Mask()))
+    assert float(row.sel(difference="mask")) == pytest.approx(1 - cosine(own, whole(unmasked, x)), abs=1e-5)
+    assert float(row.sel(difference="mlp")) == pytest.approx(1 - cosine(own, trace.at("L0.resid_post") - x), abs=1e-9)
+    after_norm = trace.at("L0.resid_mid") - x if name in POST_NORM else heads.norm.hat(x + own) - heads.norm.hat(x)
+    assert float(row.sel(difference="norm")) == pytest.approx(1 - cosine(own, after_norm), abs=1e-9)
+    turning = not heads.mechanism.position.nowhere
+    assert (float(row.sel(difference="position")) > 1e-6) == turning
+    assert (float(row.sel(difference="mask")) > 1e-6) == (not heads.mechanism.mask.forbids_nothing)
+
+
+def planted(kind: float) -> Any:
+    """A GPT-2 whose heads have F = kind · Mᵀ: W_V = W_K and W_O = kind · W_Qᵀ, gains of 1."""
+
+    def plant(net: Any) -> None:
+        for block in net.transformer.h:
+            block.ln_1.weight.fill_(1)
+            W = block.attn.c_attn.weight
+            W[:, 64:] = W[:, 32:64]
+            block.attn.c_proj.weight.copy_(kind * (W[:, :32] - W[:, :32].mean(0)).T)
+
+    return changed("gpt2", plant)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_F_a_multiple_of_M_transposed_is_the_gradient(sign: float) -> None:
+    """Law: cosine and alignment 1 (−1 downhill), every head found (none downhill)."""
+    model = planted(0.01 * sign)
+    found = rs.energy(model.view, model.trace(text()), keep_massive=True)
+    assert float(abs(found.alignment - sign).max()) <= 1e-9
+    assert float(abs(found.cosine - sign).max()) <= 1e-9
+    assert bool((found.first_order * sign > 0).all())
+    assert bool(found.gradient_like.all()) == (sign > 0)
+    assert found.attrs["found"] == (8 if sign > 0 else 0)
+    assert found.attrs["tested"] == 8
+
+
+@torch.no_grad()
+def test_the_null_is_that_of_turns_drawn_at_random() -> None:
+    """Mean and spread over orthogonal Q in closed form against 4000 draws, for the cosine and for the alignment."""
+    trace = traced("llama", F64)
+    heads, x = trace.view.blocks[1], trace.read_by(1)
+    step = step_of(heads, x)
+    found, M, F = cosines(step, ALL), heads.M(), heads.F()
+    fixed = alignments(Factored(M.left, M.right), F)
+    moved, slope = (step.moved @ step.write)[0], (step.slope @ step.ask.mT)[0]
+    draws, aligned = [], []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4000):
+        q, r = torch.linalg.qr(torch.randn(32, 32, generator=generator, dtype=F64))
+        Q = q * r.diagonal().sign()
+        draws.append(cosine(moved @ Q, slope))
+        aligned.append(cosine(F.dense()[0] @ Q, M.dense()[0].mT))
+    assert np.mean(draws) == pytest.approx(float(found["cosine_null"][0]), abs=0.01)
+    assert np.std(draws) == pytest.approx(float(found["cosine_null_sd"][0]), rel=0.05)
+    assert float(found["z"][0]) == pytest.approx(float(found["cosine"][0] / found["cosine_null_sd"][0]))
+    sd = float(fixed["alignment"][0] / fixed["alignment_z"][0])
+    assert np.std(aligned) == pytest.approx(sd, rel=0.05)
+    # the tail of the normal law, where findings begin
+    assert np.mean(np.array(draws) > 1.645 * np.std(draws)) == pytest.approx(0.05, abs=0.015)
+
+
+def test_shared_is_the_mean_over_permuted_tokens() -> None:
+    trace = traced("gpt2", F64)
+    heads, x = trace.view.blocks[0], trace.read_by(0)
+    with torch.no_grad():
+        step = step_of(heads, x)
+        moved, slope = (step.moved @ step.write)[1], (step.slope @ step.ask.mT)[1]
+        generator = torch.Generator().manual_seed(0)
+        draws = [cosine(moved[torch.randperm(18, generator=generator)], slope) for _ in range(3000)]
+        assert np.mean(draws) == pytest.approx(float(cosines(step, ALL)["cosine_shared"][1]), abs=0.01)
+
+
+def test_untrained_heads_are_rarely_called_gradient_like() -> None:
+    """Random weights: about 5 % of the p-values lie below 5 %, and nothing is left after correction."""
+    below, heads = 0, 0
+    for name in ("gpt2", "llama", "qwen2", "neox", "opt", "phi3", "own", "own_biased"):
+        found = rs.energy(double(name).view, traced(name, F64))
+        heads += found.attrs["tested"]
+        below += int((norm.sf(found.alignment_z) < 0.05).sum())
+        assert found.attrs["found"] <= 1
+    assert below / heads < 0.25
+
+
+def test_q_values_are_those_of_scipy() -> None:
+    z, other = random(0, 3, 4) * 2, random(1, 3, 4) * 2 + 1
+    p = norm.sf(torch.minimum(z, other).numpy())
+    wanted = false_discovery_control(p.ravel()).reshape(3, 4)
+    assert np.allclose(found_beyond_chance(z, other).numpy(), wanted)
+
+
+def test_massive_tokens_stay_keys_and_leave_the_means() -> None:
+    def stretch(net: Any) -> None:
+        net.model.embed_tokens.weight[7] *= 60
+
+    model, ids = changed("llama", stretch), text()
+    ids[4] = 7
+    trace = model.trace(ids)
+    assert 4 in trace.massive()
+    found, whole = rs.energy(model.view, trace), rs.energy(model.view, trace, keep_massive=True)
+    assert found.attrs["massive"] == trace.massive()
+    heads, x = model.view.blocks[0], trace.read_by(0)
+    with torch.no_grad():
+        step = step_of(heads, x)
+    kept = [at for at in range(18) if at not in trace.massive()]
+    assert float(found.energy[0, 1]) == pytest.approx(float(step.energy[1, kept].mean()))
+    assert float(whole.energy[0, 1]) == pytest.approx(float(step.energy[1].mean()))
+
+
+def test_fields_are_described_and_short_texts_refused() -> None:
+    trace = traced("gpt2", F64)
+    found = rs.energy(trace.view, trace)
+    assert all(field.attrs["definition"] for field in found.data_vars.values())
+    assert found.gradient_like.dtype == bool
+    assert list(found.difference.values) == ["mask", "norm", "position", "mlp"]
+    calls: list[tuple[int, int]] = []
+    rs.energy(trace.view, trace, progress=lambda done, of: calls.append((done, of)))
+    assert calls == [(1, 2), (2, 2)]
+    with pytest.raises(rs.RheoscopeError, match="at least 2 tokens that are not massive, got 1; type a longer text"):
+        rs.energy(trace.view, double("gpt2").trace([5]))
