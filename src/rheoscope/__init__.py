@@ -6,6 +6,7 @@ attention_gradients                   the backward pass in closed form, with the
 weight_statistics                     entropy, sinks, distances of the weights, never holding them
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
 clusters                              do tokens gather: ranks, dimension, clusters at an angle
+dynamics, experiments                 the theory bench: particles under attention, beside what theory gives
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
@@ -26,6 +27,8 @@ _HOME = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "clusters": "rheoscope.flow.clusters",
+    "dynamics": "rheoscope.flow.dynamics.bench",
+    "experiments": "rheoscope.flow.dynamics.bench",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "mechanism": "rheoscope.attention.zoo",
