@@ -44,7 +44,7 @@ BENCH = {
         Experiment("causal", "the first token never moves and all come to it", causal, "arXiv:2411.04990"),
         Experiment("free_space", "tokens settle on the corners of a polytope, or on two hyperplanes", free_space, "arXiv:2305.05465"),
         Experiment("gaussian", "a Gaussian cloud stays one, its covariance has an equation", gaussian, "arXiv:2501.18322"),
-        Experiment("long_context", "β = c log n: one c divides collapse from stillness", long_context, "arXiv:2510.05554"),
+        Experiment("long_context", "at β = c log n one value of c divides collapse from stillness", long_context, "arXiv:2510.05554"),
         Experiment("rank_collapse", "attention alone collapses cubically, the skip prevents it", rank_collapse, "arXiv:2103.03404"),
         Experiment("shaped", "a thousand layers: softmax makes tokens alike, shaped attention does not", shaped, "arXiv:2306.17759"),
         Experiment("heat", "metric attention of narrow bandwidth is a diffusion with drift", heat, "Coifman and Lafon 2006"),

@@ -16,6 +16,7 @@ LEVEL = 0.9
 CASES = ((20, 1.0, 2.71, 4.0), (20, 5.0, 8.31, 10.0), (467, 1.0, 4.18, 4.4))
 """n, β, the published t(γ = .9), and how long to look."""
 STEPS = 30
+Curve = Float[Tensor, " t"]
 DEFINITIONS = {
     "cosine": "cosine of every pair of particles, by the particle system",
     "cosine_ode": "the same by the equation of γ",
@@ -35,23 +36,27 @@ def equiangular(seed: int = 0) -> "xarray.Dataset":
     """
     numbers, rows = [], []
     for n, beta, published, end in CASES:
-        reached = integral(lambda gamma: 1 / rate(gamma, n, beta), 0.0, LEVEL)
-        times = until(end, STEPS)
-        seen = evolve(on_sphere(dot(beta)), torch.eye(n, dtype=torch.float64), times, unit)
-        cosine = (seen[:, 0] * seen[:, 1]).sum(-1)
-        ode = evolve(lambda t, g: rate(g, n, beta), torch.zeros(1, 1, dtype=torch.float64), times)[:, 0, 0]
+        times, cosine, ode = followed(n, beta, until(end, STEPS))
         rows.append((times, cosine, ode))
-        case = f"t(γ = .9), n = {n}, β = {beta:g}"
-        numbers.append(Number(f"{case}: equation", reached, published, "published"))
-        numbers.append(Number(f"{case}: particles", crossing(times, cosine, LEVEL), reached, "∫ dγ/γ'"))
-    curves = {
-        name: (("case", "at"), torch.stack(parts)) for name, parts in zip(NAMES, zip(*rows, strict=True), strict=True)
-    }
+        case, due = f"t(γ = .9), n = {n}, β = {beta:g}", reaching(n, beta)
+        numbers.append(Number(f"{case}: equation", due, published, "published"))
+        numbers.append(Number(f"{case}: particles", crossing(times, cosine, LEVEL), due, "∫ dγ/γ'"))
+    columns = [(("case", "at"), torch.stack(column)) for column in zip(*rows, strict=True)]
+    curves = dict(zip(("time", "cosine", "cosine_ode"), columns, strict=True))
     coords = {"case": [f"n = {n}, β = {beta:g}" for n, beta, *_ in CASES]}
     return told(numbers, curves, DEFINITIONS, coords, {"steps": STEPS, "level": LEVEL})
 
 
-NAMES = ("time", "cosine", "cosine_ode")
+def followed(n: int, beta: float, times: Curve) -> tuple[Curve, Curve, Curve]:
+    """The cosine of a pair at all times, by particles and by the equation."""
+    seen = evolve(on_sphere(dot(beta)), torch.eye(n, dtype=torch.float64), times, unit)
+    ode = evolve(lambda t, gamma: rate(gamma, n, beta), torch.zeros(1, 1, dtype=torch.float64), times)
+    return times, (seen[:, 0] * seen[:, 1]).sum(-1), ode[:, 0, 0]
+
+
+def reaching(n: int, beta: float) -> float:
+    """t(γ = .9) from right angles, ∫ dγ/γ'."""
+    return integral(lambda gamma: 1 / rate(gamma, n, beta), 0.0, LEVEL)
 
 
 def rate(gamma: Float[Tensor, "*any"], n: int, beta: float) -> Float[Tensor, "*any"]:

@@ -56,7 +56,7 @@ def long_context(seed: int = 0) -> "xarray.Dataset":
             f"cosine of {PARTICLES} tokens, c = {float(few[at]) / critical:g}/(1−ρ)",
             float(seen[at]),
             float(formula[at]),
-            "formula",
+            "formula for n",
         )
         for at in (0, 4, 8)
     ]

@@ -15,7 +15,7 @@ from rheoscope.flow.dynamics.particles import drawn
 if TYPE_CHECKING:
     import xarray
 
-TOKENS, RHO, DEPTH, HEADS, TAU, BRANCH = 16, 0.2, 1000, 16, 30.0, 0.2
+TOKENS, RHO, DEPTH, HEADS, TAU, BRANCH = 16, 0.2, 1000, 16, 10.0, 0.2
 """BRANCH is the share γ² of the attention branch beside the skip's λ² = 1 − γ²; TAU the temperature of the scores."""
 SHOWN = (10, 100, 1000)
 DEFINITIONS = {
