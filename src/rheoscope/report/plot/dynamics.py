@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 BLUE, PALE = FIELD[-1], FIELD[3]
 SHADES = [FIELD[3], FIELD[4], FIELD[5], INK]
+LEAST = 1e-3
+"""The smallest gap that is drawn, in percent."""
 DOTS: Any = {"linestyle": "none", "marker": "o", "markersize": 3.4, "markeredgewidth": 0}
 
 
@@ -45,16 +47,19 @@ def level(axis: "Axes", y: float) -> None:
     axis.axhline(y, color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
 
 
-def gap_bars(axis: "Axes", told: "xarray.Dataset") -> None:
+def gaps(axis: "Axes", told: "xarray.Dataset") -> None:
     """How far every number is from the expected one."""
-    gaps = np.maximum(told.gap.values * 100, 1e-4)
-    at = np.arange(len(gaps))[::-1]
-    axis.barh(at, gaps, left=0, height=0.5, color=PALE)
+    gap = np.maximum(told.gap.values * 100, LEAST)
+    at = np.arange(len(gap))[::-1]
+    axis.hlines(at, LEAST, gap, color=FIELD[2], linewidth=2.5)
+    axis.plot(gap, at, color=BLUE, clip_on=False, **{**DOTS, "markersize": 6})
     axis.axvline(2, color=ACCENT, linewidth=1)
     axis.set_xscale("log")
-    axis.set_xlim(1e-4, 10)
+    axis.set_xlim(LEAST, 10)
+    axis.set_ylim(-0.6, len(gap) - 0.4)
     axis.set_yticks(at, [str(quantity) for quantity in told.quantity.values], fontsize=7.5)
-    axis.tick_params(axis="y", length=0, labelcolor=INK)
+    axis.tick_params(axis="y", length=0, labelcolor=INK, pad=8)
+    axis.spines["left"].set_visible(False)
     titled(axis, "gap to the expected value (line: 2 %)", "%")
 
 
@@ -69,7 +74,7 @@ def equiangular(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     left.set(xlim=(0, None), ylim=(0, 1.02))
     titled(left, "line: equation, dots: particles, dotted: published t(γ = .9)", "time", "cosine γ of a pair")
     legend(left, loc="lower right")
-    gap_bars(right, told)
+    gaps(right, told)
 
 
 def energy(axes: "list[Axes]", told: "xarray.Dataset") -> None:
@@ -77,7 +82,8 @@ def energy(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     for row, (system, colour) in enumerate(zip(told.system.values, (BLUE, PALE, ACCENT), strict=True)):
         left.plot(told.time, told.energy.values[row], color=colour, label=str(system))
     level(left, 1.0)
-    titled(left, "energy over its largest value", "time", "E / (e^β/2β)")
+    left.set_xlim(0, 10)
+    titled(left, "energy over its largest value", "time", r"$E\,/\,(e^\beta/2\beta)$")
     legend(left, loc="center right")
     for row, colour in enumerate((BLUE, PALE)):
         slope, height, time = told.slope.values[row], told.energy.values[row], told.time.values
@@ -107,7 +113,7 @@ def metastable(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     right.plot(told.beta, told.formed, color=PALE, label="time to form", **{**DOTS, "markersize": 6})
     right.set_yscale("log")
     right.set_xticks(told.beta.values)
-    titled(right, "forming takes a moment, merging grows as e^{β(1−γ)}", "β", "time")
+    titled(right, "a moment to form, long to merge", "β", "time")
     legend(right, loc="upper left")
 
 
@@ -121,7 +127,7 @@ def causal(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     left.set_xlim(0, 15)
     titled(left, "pale: early tokens, dark: late ones", "time", "cosine with the first token")
     legend(left, loc="lower right")
-    gap_bars(right, told)
+    gaps(right, told)
 
 
 def free_space(axes: "list[Axes]", told: "xarray.Dataset") -> None:
@@ -142,14 +148,12 @@ def free_space(axes: "list[Axes]", told: "xarray.Dataset") -> None:
 def gaussian(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     left, right = axes
     start, end = told.particles.values
-    left.scatter(start[:, 0], start[:, 1], s=3, color=FIELD[2], linewidths=0, label="start")
-    left.scatter(end[:, 0], end[:, 1], s=3, color=BLUE, linewidths=0, label="end, softmax attention")
-    for name, colour, label in (("ode", INK, "closed equation"), ("extra", ACCENT, "with VΣ + ΣVᵀ added")):
-        outline = ellipse(told[f"covariance_{name}"].values[-1])
-        left.plot(outline[0], outline[1], color=colour, linewidth=1.4, label=f"2σ, {label}")
+    left.scatter(start[:, 0], start[:, 1], s=4, color=FIELD[2], linewidths=0)
+    left.scatter(end[:, 0], end[:, 1], s=4, color=BLUE, linewidths=0)
+    for name, colour in (("ode", INK), ("extra", ACCENT)):
+        left.plot(*ellipse(told[f"covariance_{name}"].values[-1]), color=colour, linewidth=1.6)
     left.set_aspect("equal", adjustable="datalim")
-    titled(left, f"{len(start)} particles", "x₁", "x₂")
-    legend(left, loc="upper left", markerscale=3)
+    titled(left, f"{len(start)} particles, pale: start, dark: end; 2σ of both equations", "x₁", "x₂")
     trace = {
         name: np.trace(told[name].values, axis1=1, axis2=2) for name in told.data_vars if "covariance" in str(name)
     }
@@ -177,7 +181,7 @@ def long_context(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     left, right = axes
     critical, rho = told.attrs["critical"], told.attrs["rho"]
     for row, (n, colour) in enumerate(zip(told.n.values, SHADES, strict=True)):
-        left.plot(told.c / critical, told.cosine.values[row], color=colour, label=f"n = 10^{round(np.log10(n))}")
+        left.plot(told.c / critical, told.cosine.values[row], color=colour, label=f"$n = 10^{{{round(np.log10(n))}}}$")
     left.plot(
         told.c_particles / critical,
         told.cosine_particles,
@@ -189,8 +193,8 @@ def long_context(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     for y in (1.0, rho):
         level(left, y)
     titled(left, "one step of attention at β = c log n; diamond: 4ρ/(1+3ρ)", "c (1−ρ)", "cosine of a pair")
-    legend(left, loc="lower left")
-    gap_bars(right, told)
+    legend(left, loc="upper right")
+    gaps(right, told)
 
 
 def rank_collapse(axes: "list[Axes]", told: "xarray.Dataset") -> None:
@@ -223,7 +227,7 @@ def shaped(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     left.set_ylim(0, 1.05)
     titled(left, "line: theory, dots: mean over drawn heads", "layer", "correlation of two tokens")
     legend(left, loc="center right")
-    gap_bars(right, told)
+    gaps(right, told)
 
 
 def heat(axes: "list[Axes]", told: "xarray.Dataset") -> None:
@@ -231,8 +235,9 @@ def heat(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     for row, (epsilon, colour) in enumerate(zip(told.epsilon.values, SHADES, strict=True)):
         left.plot(told.x, told.moved.values[row], color=colour, linewidth=1.2, label=f"ε = {epsilon:g}")
     left.plot(told.x, told.limit, color=ACCENT, linewidth=2.2, linestyle=(0, (1, 1.4)), label="½(f'' + 2 (log p)' f')")
+    left.set_ylim(None, 1.05)
     titled(left, "what attention adds to f = sin x", "x", "(Sf − f) / ε")
-    legend(left)
+    legend(left, loc="upper center", ncols=3)
     right.fill_between(told.x, 0, told.density, color=FIELD[1], linewidth=0)
     right.plot(told.x, told.density, color=PALE)
     right.set_ylim(0, None)
@@ -246,7 +251,7 @@ def sinkformer(axes: "list[Axes]", told: "xarray.Dataset") -> None:
         right.plot(told.time, told.variance_derived.values[row], color=colour, label=f"{name}: equation")
         right.plot(told.time, told.variance.values[row], color=colour, **{**DOTS, "markersize": 4.5})
     right.plot(told.time, 1 + 2 * told.time, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), label="heat: 1 + 2t")
-    titled(left, "how much each token is read (column sums)", "place of the token", "Σ_i α_ij")
+    titled(left, "how much each token is read (column sums)", "place of the token", r"$\sum_i \alpha_{ij}$")
     titled(right, "variance of a Gaussian cloud; dots: particles", "time", "σ²")
     legend(left)
     legend(right)
