@@ -15,7 +15,7 @@ from rheoscope.flow.dynamics.particles import crossing, drawn, evolve, integral,
 if TYPE_CHECKING:
     import xarray
 
-N, D, BETA, END, STEPS, LEVEL = 24, 8, 2.0, 25.0, 400, 0.99
+N, D, BETA, END, STEPS, LEVEL = 24, 8, 2.0, 20.0, 160, 0.99
 DEFINITIONS = {
     "cosine": "cosine of every token with the first one",
     "moved": "distance of the first token from its start",

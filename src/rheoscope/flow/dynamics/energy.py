@@ -22,7 +22,7 @@ from rheoscope.flow.dynamics.particles import (
 if TYPE_CHECKING:
     import xarray
 
-N, D, BETA, END, STEPS = 32, 8, 2.0, 15.0, 300
+N, D, BETA, END, STEPS = 32, 8, 2.0, 10.0, 100
 DEFINITIONS = {
     "energy": "E over its largest value e^β/(2β), at every step",
     "slope": "dE/dt by the formula, over the same",

@@ -53,7 +53,7 @@ def heat(seed: int = 0) -> "xarray.Dataset":
     return told(numbers, curves, DEFINITIONS, {"x": x.numpy(), "epsilon": list(BANDWIDTHS)}, {"n": N})
 
 
-def smoothed(x: Line, tokens: Line, epsilon: float) -> Line:
+def smoothed(x: Line, tokens: Float[Tensor, " n"], epsilon: float) -> Line:
     """(Sf − f)/ε at x."""
     metric = Mechanism(Distance(scale=0.5 / epsilon))
     at, keys = x[None, None, :, None], tokens[None, None, :, None]
@@ -76,7 +76,7 @@ def slope(x: Line) -> Line:
     return (parts(x) * towards).sum(0) / density(x)
 
 
-def quantiles(n: int) -> Line:
+def quantiles(n: int) -> Float[Tensor, " {n}"]:
     """n tokens with density p: the (k − ½)/n quantiles, by bisection."""
     level = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     low, high = torch.full_like(level, -9.0), torch.full_like(level, 9.0)

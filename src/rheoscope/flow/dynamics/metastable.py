@@ -14,11 +14,11 @@ from rheoscope.flow.dynamics.particles import Particles, crossing, dot, evolve, 
 if TYPE_CHECKING:
     import xarray
 
-BETAS, MASSES, APART, SPREAD = (6.0, 8.0, 10.0, 12.0), (10, 14), 1.3, 0.2
+BETAS, MASSES, APART, SPREAD = (6.0, 8.0, 10.0), (10, 14), 1.3, 0.2
 LINK, LEVEL = 0.1, 0.99
 """Radians at which particles are one cluster; the cosine at which the two centres are one."""
 DEFINITIONS = {
-    "angle": "angle of every particle on the circle, β = 12",
+    "angle": "angle of every particle on the circle, β = 10",
     "count": "clusters: particles that chains of steps below .1 rad hold together",
     "merging": "when the cosine of the two centres reaches .99, by the particles",
     "merging_derived": "the same by the integral for two heavy particles",
@@ -48,8 +48,8 @@ def metastable(seed: int = 0) -> "xarray.Dataset":
     formed, merging, derived = torch.tensor(found, dtype=torch.float64).unbind(-1)
     halfway = int((times >= (formed[-1] + merging[-1]) / 2).int().argmax())
     numbers = [
-        Number("clusters on the plateau, β = 12", float(count[halfway]), 2.0, "two groups"),
-        Number("clusters at the end, β = 12", float(count[-1]), 1.0, "all merge"),
+        Number("clusters on the plateau, β = 10", float(count[halfway]), 2.0, "two groups"),
+        Number("clusters at the end, β = 10", float(count[-1]), 1.0, "all merge"),
     ]
     numbers += [
         Number(f"time to merge, β = {beta:g}", float(seen), float(due), "∫ dγ/γ'")
@@ -75,7 +75,7 @@ def grid(end: float) -> Float[Tensor, " t"]:
     times, step = [0.0], 0.02
     while times[-1] < end:
         times.append(times[-1] + step)
-        step = min(0.5, step * 1.05)
+        step = min(0.5, step * 1.1)
     return torch.tensor(times, dtype=torch.float64)
 
 

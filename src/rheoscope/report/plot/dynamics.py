@@ -73,7 +73,7 @@ def equiangular(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     level(left, told.attrs["level"])
     left.set(xlim=(0, None), ylim=(0, 1.02))
     titled(left, "line: equation, dots: particles, dotted: published t(γ = .9)", "time", "cosine γ of a pair")
-    legend(left, loc="lower right")
+    legend(left, loc=(0.46, 0.45))
     gaps(right, told)
 
 
@@ -193,7 +193,7 @@ def long_context(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     for y in (1.0, rho):
         level(left, y)
     titled(left, "one step of attention at β = c log n; diamond: 4ρ/(1+3ρ)", "c (1−ρ)", "cosine of a pair")
-    legend(left, loc="upper right")
+    legend(left, loc="center right")
     gaps(right, told)
 
 
