@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from inspect import getdoc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,3 +87,9 @@ def test_the_name_stays_a_function_whatever_was_imported() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_guide_tells_every_experiment(name: str) -> None:
+    guide = Path(__file__).resolve().parents[3] / "docs" / "guide" / "dynamics.md"
+    assert f"\n**{name}.** " in guide.read_text(encoding="utf-8")
