@@ -118,6 +118,8 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["train", "tiny", "--data", "file.txt"], 2, "type rheoscope train RECIPE"),
         (["generate", "-m", "nowhere", "a"], 1, "there is no directory nowhere"),
         (["operatros"], 2, "No such command"),
+        (["dynamics", "heet"], 1, "unknown experiment 'heet'; type one of heat"),
+        (["dynamics"], 2, "--list for the"),
         (["flow", "two words", "--model", "./nowhere"], 1, "there is no directory ./nowhere"),
     ],
 )
@@ -166,3 +168,14 @@ def test_recipes_are_listed() -> None:
     assert done.returncode == 0, done.stderr
     assert "shakespeare" in done.stdout
     assert "124M" in done.stdout
+
+
+def test_dynamics_prints_numbers_and_writes_what_is_asked(tmp_path: Path) -> None:
+    done = rheoscope("dynamics", "rank_collapse", "--out", "figures", "--json", "bench.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "expected" in done.stdout
+    assert (tmp_path / "figures" / "dynamics-rank_collapse.png").exists()
+    assert json.loads((tmp_path / "bench.json").read_text())["rank_collapse"]["attrs"]["seed"] == 0
+    listed = rheoscope("dynamics", "--list")
+    assert listed.returncode == 0, listed.stderr
+    assert "sinkformer" in listed.stdout

@@ -10,6 +10,7 @@ clusters                              do tokens gather: ranks, dimension, cluste
 density_clusters                      clusters by HDBSCAN, no angle to choose
 massive                               which tokens are left out, how large, in which coordinates
 purity                                what clusters are made of, against permuted names
+dynamics, experiments                 the theory bench: particles under attention, beside what theory gives
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
@@ -34,6 +35,8 @@ _HOME = {
     "clusters": "rheoscope.flow.clusters",
     "density_clusters": "rheoscope.flow.density",
     "energy": "rheoscope.flow.energy",
+    "dynamics": "rheoscope.flow.dynamics.bench",
+    "experiments": "rheoscope.flow.dynamics.bench",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "massive": "rheoscope.flow.massive",

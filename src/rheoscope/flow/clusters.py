@@ -20,7 +20,7 @@ DEFINITIONS = {
     "mean_cosine": "mean cosine of all pairs of tokens, the cloud's mean taken away: about 0 for a cloud without direction",
     "mean_cosine_uncentred": "mean cosine of all pairs of tokens as they are: 1 where all point the same way",
     "effective_rank": "exp of the entropy of σ²/Σσ², σ the singular values of the centred cloud: directions in use",
-    "effective_rank_null": "the same with every coordinate shuffled among the tokens: what they alone would give; depends on the basis of E",
+    "effective_rank_null": "the same with every coordinate shuffled among the tokens: what they alone give; depends on the basis of E",
     "effective_rank_null_sd": "standard deviation of that over the shuffles",
     "participation_ratio": "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
     "intrinsic_dimension": "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",

@@ -1,12 +1,15 @@
 """Every figure draws what it is given."""
 
+import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import rheoscope as rs
 from rheoscope.attention.survey import cloud, survey
 from rheoscope.report.plot.attention import field, plot_attention
+from rheoscope.report.plot.dynamics import DRAWN, plot_dynamics
 from rheoscope.report.plot.operators import plot_operators
+from tests.flow.dynamics.cases import done
 
 
 def test_one_panel_for_each_mechanism() -> None:
@@ -32,3 +35,20 @@ def test_a_map_for_every_number() -> None:
     maps = [axis.images[0].get_array() for axis in figure.axes if axis.images]
     assert len(maps) == 7
     assert all(values.shape == (3, 2) for values in maps)
+
+
+@pytest.mark.parametrize("name", sorted(rs.experiments()))
+def test_every_experiment_has_its_figure(name: str) -> None:
+    figure = plot_dynamics(done(name))
+    figure.draw_without_rendering()
+    assert all(axis.get_title("left") and (axis.lines or axis.collections or axis.patches) for axis in figure.axes)
+    assert len(figure.axes) == 2
+    assert set(DRAWN) == set(rs.experiments())
+
+
+def test_dots_are_what_was_measured_and_lines_what_theory_gives() -> None:
+    told = done("equiangular")
+    line, dots = plot_dynamics(told).axes[0].lines[:2]
+    assert line.get_ydata() == pytest.approx(told.cosine_ode.values[0])
+    assert dots.get_ydata() == pytest.approx(told.cosine.values[0])
+    assert dots.get_linestyle() == "None"

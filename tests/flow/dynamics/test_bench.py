@@ -1,0 +1,95 @@
+"""Every experiment reproduces its numbers; names are looked up, and a wrong one is told in one line."""
+
+import subprocess
+import sys
+from inspect import getdoc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rheoscope as rs
+from tests.flow.dynamics.cases import done
+
+NAMES = sorted(rs.experiments())
+DRAWN = ("causal", "free_space", "gaussian", "rank_collapse")
+STILL = ("heat", "long_context", "sinkformer")
+"""Experiments that read their seed, and those that do not, where doing one again takes a moment."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_is_within_two_percent(name: str) -> None:
+    told = done(name)
+    far = {str(q): float(gap) for q, gap in zip(told.quantity.values, told.gap.values, strict=True) if not gap <= 0.02}
+    assert far == {}
+    assert told.sizes["quantity"] >= 2
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_another_seed_gives_other_particles_and_the_same_theory(name: str) -> None:
+    first, other = done(name), done(name, 7)
+    assert not np.array_equal(first.number.values, other.number.values)
+    assert (other.gap.values <= 0.02).all()
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_what_says_it_reads_no_seed_reads_none(name: str) -> None:
+    assert "`seed` is not read" in " ".join((getdoc(rs.experiments()[name].run) or "").split())
+    assert np.array_equal(done(name).number.values, rs.dynamics(name, 7).number.values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_result_says_what_it_is(name: str) -> None:
+    told, row = done(name), rs.experiments()[name]
+    assert told.attrs["experiment"] == name == row.run.__name__
+    assert told.attrs["source"] == row.source
+    assert all(told[field].attrs["definition"] for field in told.data_vars)
+    gap = np.abs(told.number - told.expected) / np.where(told.expected == 0, 1, np.abs(told.expected))
+    assert np.allclose(told.gap, gap)
+    page = getdoc(row.run) or ""
+    assert all(word in page for word in ("**Formula**", "**Numbers**", "**Source**"))
+
+
+def test_published_numbers() -> None:
+    told = done("equiangular")
+    published = [float(e) for e, why in zip(told.expected.values, told.why.values, strict=True) if why == "published"]
+    assert published == [2.71, 8.31, 4.18]
+    assert done("long_context").expected.values[:3] == pytest.approx([1, 0.6316, 0.3], abs=1e-4)
+    assert done("heat").expected.values[:2].tolist() == [0.5, 1.0]
+    assert float(done("rank_collapse").expected[0]) == 3
+
+
+def test_contrasts_are_far_from_theory() -> None:
+    assert abs(float(done("gaussian").contrast[1]) / float(done("gaussian").expected[1]) - 1) > 0.5
+    assert float(done("energy").contrast[0]) > 80
+    assert float(done("rank_collapse").contrast[0]) < 1e-12 < 1 < float(done("rank_collapse").contrast[1])
+    assert float(done("sinkformer").contrast[0]) > 0.3
+    assert float(done("metastable").contrast[-1]) > 20
+
+
+@pytest.mark.parametrize(("typed", "said"), [("heet", "type one of heat"), ("meta stable", "type one of metastable")])
+def test_a_name_that_is_nearly_one_is_told(typed: str, said: str) -> None:
+    with pytest.raises(rs.RheoscopeError, match=said) as error:
+        rs.dynamics(typed)
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_like_none_lists_all() -> None:
+    with pytest.raises(rs.RheoscopeError, match="unknown experiment 'xyzzy'; type one of equiangular, energy"):
+        rs.dynamics("xyzzy")
+
+
+def test_the_name_stays_a_function_whatever_was_imported() -> None:
+    code = (
+        "import rheoscope.flow.dynamics.particles, rheoscope.flow.dynamics as folder, rheoscope as rs\n"
+        "for _ in range(2):\n    assert callable(rs.dynamics) and rs.dynamics is not folder\n    from rheoscope import dynamics\n"
+        "    assert dynamics is rs.dynamics\n    import rheoscope.report.dynamics, rheoscope.report.plot.dynamics\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_guide_tells_every_experiment(name: str) -> None:
+    guide = Path(__file__).resolve().parents[3] / "docs" / "guide" / "dynamics.md"
+    assert f"\n**{name}.** " in guide.read_text(encoding="utf-8")
