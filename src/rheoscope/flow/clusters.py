@@ -22,7 +22,9 @@ DEFINITIONS = {
     "effective_rank": "exp of the entropy of σ²/Σσ², σ the singular values of the centred cloud: directions in use",
     "effective_rank_null": "the same with every coordinate shuffled among the tokens: what its coordinates alone would give",
     "participation_ratio": "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
+    "participation_ratio_null": "the same with every coordinate shuffled among the tokens",
     "intrinsic_dimension": "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",
+    "intrinsic_dimension_null": "the same with every coordinate shuffled among the tokens",
     "cluster_count": "groups of tokens that chains of steps below the angle hold together (single linkage, centred directions)",
     "cluster_count_null": "the same with every coordinate shuffled among the tokens",
     "silhouette": "mean of (b − a)/max(a, b): a to the own cluster, b to the nearest other, cosine distance; 0 without two clusters",
@@ -69,7 +71,12 @@ def clusters(
     }
     values["label"] = (("point", "token"), labels)
     values["ari"] = (("step",), torch.stack([rand_index(a, b) for a, b in pairwise(labels)]))
-    coords = {"point": list(seen.steps), "token": seen.kept, "step": list(seen.steps[1:])}
+    coords = {
+        "point": list(seen.steps),
+        "token": seen.kept,
+        "word": ("token", seen.tokens),
+        "step": list(seen.steps[1:]),
+    }
     return dataset(
         values, DEFINITIONS, coords, {"analysis": "clusters", "angle": angle, "seed": seed} | seen.attributes
     )
@@ -80,14 +87,17 @@ def of_cloud(x: Float[Tensor, "n d"], angle: float, seed: int) -> dict[str, Tens
     size, shuffled = x.norm(dim=-1).amax(), shuffle(x, seed)
     centred, shuffled = (_still(y - y.mean(0), size) for y in (x, shuffled))
     cosine = cosines(centred)
-    label, (rank, participation) = linked(cosine, angle), ranks(centred)
+    label = linked(cosine, angle)
+    (rank, participation), (rank_null, participation_null) = ranks(centred), ranks(shuffled)
     return {
         "mean_cosine": mean_of_pairs(cosine),
         "mean_cosine_uncentred": mean_of_pairs(cosines(x)),
         "effective_rank": rank,
-        "effective_rank_null": ranks(shuffled)[0],
+        "effective_rank_null": rank_null,
         "participation_ratio": participation,
+        "participation_ratio_null": participation_null,
         "intrinsic_dimension": two_nearest(x),
+        "intrinsic_dimension_null": two_nearest(shuffled),
         "cluster_count": torch.tensor(len(label.unique())),
         "cluster_count_null": torch.tensor(len(linked(cosines(shuffled), angle).unique())),
         "silhouette": silhouette(1 - cosine, label),
