@@ -13,6 +13,8 @@ scores                                what the scores of every head are made of:
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
 transport                             is keeping identity the cheapest way to move the cloud? exact W₂
+plot, interactive                     what an analysis found, as a figure for papers, for notebooks
+save_report                           a text in a model as one self-contained page
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
 RheoscopeError                        the one error that a user's mistake raises
 """
@@ -26,14 +28,17 @@ _HOME = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "clusters": "rheoscope.flow.clusters",
+    "interactive": "rheoscope.report.drawing",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "mechanism": "rheoscope.attention.zoo",
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
     "operators": "rheoscope.covers.operators",
+    "plot": "rheoscope.report.drawing",
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
+    "save_report": "rheoscope.report.flow_page",
     "scores": "rheoscope.covers.scores",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",
