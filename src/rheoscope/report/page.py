@@ -30,7 +30,7 @@ h1 { font-size: clamp(1.4rem, 4vw, 1.9rem); line-height: 1.25; letter-spacing: -
 h2 { font-size: 1.3rem; letter-spacing: -.01em; margin: 3rem 0 .6rem; }
 h3 { font-size: .92rem; margin: 0 0 .25rem; }
 p.lead, p.caption { color: var(--muted); margin: 0 0 1.5rem; max-width: 72ch; }
-p.caption { font-size: .9rem; margin: .8rem 0 0; }
+p.caption { font-size: .92rem; margin: 0 0 1.2rem; }
 section > ul { max-width: 76ch; padding-left: 1.2rem; }
 figure { margin: 0; min-width: 0; }
 figure img { width: 100%; background: #fff; border-radius: .5rem; border: 1px solid var(--line); }
@@ -42,19 +42,21 @@ th { text-align: left; color: var(--muted); font-weight: 600; white-space: nowra
 td:first-child { font-weight: 600; white-space: nowrap; }
 table.numbers :is(th, td) { text-align: right; white-space: nowrap; padding-block: .25rem; }
 table.numbers :is(th, td):is(:first-child, :last-child) { text-align: left; }
+table.numbers :is(th, td):last-child { padding-left: 1.2rem; }
 span[title], span[data-tip] { text-decoration: underline dotted var(--muted); text-underline-offset: .2em; cursor: help; }
 small { color: var(--muted); }
 .tokens { display: flex; flex-wrap: wrap; gap: .25rem; padding: 0; margin: 0; list-style: none; font: .85rem/1.4 ui-monospace, monospace; }
 .tokens li { background: var(--soft); border: 1px solid var(--line); border-radius: .3rem; padding: 0 .35rem; }
 .tokens li.massive { border-color: #d9622b; box-shadow: inset 0 -2px #d9622b; }
-.panels { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 1.8rem 1.6rem; align-items: start; }
+.panels { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 1.8rem 1.6rem; align-items: start; grid-auto-flow: dense; }
+.tall { grid-row: span 2; }
 .of2 { grid-column: span 2; } .of3 { grid-column: 1 / -1; }
 @media (max-width: 60rem) { .panels { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
 @media (max-width: 42rem) { .panels { grid-template-columns: minmax(0, 1fr); } .of2 { grid-column: auto; }
   body { padding: 1.5rem 1rem 3rem; } }
 .key { display: flex; flex-wrap: wrap; gap: 0 1rem; list-style: none; margin: 0; padding: 0; font-size: .78rem; color: var(--muted); }
 .key i { display: inline-block; width: 1.1rem; height: 0; border-top: 2.5px solid var(--c); margin-right: .4rem; vertical-align: middle; }
-.key i.dashed { border-top-style: dashed; } .key i.bar { height: .7rem; width: .7rem; background: var(--c); border: 0; }
+.key i.dashed { border-top-style: dashed; }
 .key i.dots { width: .55rem; height: .55rem; border: 0; border-radius: 50%; background: var(--c); }
 svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; }
 svg text { fill: var(--muted); } svg text.axis { fill: var(--muted); } svg .cell text, svg text.word { fill: var(--ink); }
@@ -72,7 +74,8 @@ dt { font-weight: 600; } dd { margin: 0; }
 footer { margin-top: 3rem; color: var(--muted); font-size: .85rem; }
 @media print { :root { --ink: #000; --muted: #444; --line: #ccc; --paper: #fff; --soft: #f5f5f5; } #tip { display: none; }
   body { padding: 0; font-size: 11px; } figure, tr { break-inside: avoid; } .scroll { overflow: visible; } svg { min-width: 0 !important; }
-  .panels { grid-template-columns: repeat(3, minmax(0, 1fr)); } * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+  .panels { grid-template-columns: repeat(3, minmax(0, 1fr)); } h3 span[data-tip]::after { content: ". " attr(data-tip); font-weight: 400; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 SCRIPT = """
 const tip = document.createElement("div"); tip.id = "tip"; tip.hidden = true; document.body.append(tip);

@@ -1,4 +1,4 @@
-"""A picture as values: panels of lines, bars, shapes, cells and words.
+"""A picture as values: panels of lines, shapes, cells and words.
 
 An analysis says once what its picture shows; `draw/` holds the hands that draw it: matplotlib for papers, plotly for
 notebooks, SVG for pages. So all three show the same numbers.
@@ -43,15 +43,6 @@ class Line:
 
 
 @dataclass(frozen=True, eq=False)
-class Bars:
-    """A bar at x = 0, 1, …, standing on the bars before it in the panel."""
-
-    name: str
-    y: Numbers
-    colour: str = "first"
-
-
-@dataclass(frozen=True, eq=False)
 class Shape:
     """A closed, filled outline."""
 
@@ -90,15 +81,19 @@ class Word:
     side: str = "right"
 
 
-Mark = Line | Bars | Shape | Cells | Word
+Mark = Line | Shape | Cells | Word
 
 
 @dataclass(frozen=True)
 class Axis:
-    """`names` label the places 0, 1, …; without them the axis is one of numbers. An axis without ticks is `bare`."""
+    """`names` are those of the places 0, 1, …, written at `marked` ones or at all; without names the axis is one of numbers.
+
+    A `bare` axis has no ticks.
+    """
 
     label: str = ""
     names: tuple[str, ...] = ()
+    marked: tuple[int, ...] = ()
     log: bool = False
     bare: bool = False
     low: float | None = None
@@ -120,17 +115,13 @@ class Panel:
     @property
     def key(self) -> dict[str, tuple[str, str]]:
         """Name → (colour, style) of the series that need one: those with a name and no hover text of their own."""
-        series = [mark for mark in self.marks if isinstance(mark, Line | Bars) and mark.name]
-        return {
-            mark.name: (mark.colour, mark.style if isinstance(mark, Line) else "bar")
-            for mark in series
-            if not (isinstance(mark, Line) and mark.tip)
-        }
+        series = [mark for mark in self.marks if isinstance(mark, Line) and mark.name and not mark.tip]
+        return {mark.name: (mark.colour, mark.style) for mark in series}
 
     def span(self, direction: str) -> tuple[float, float]:
         """The least and greatest value on the axis `x` or `y`, with some air."""
         axis: Axis = getattr(self, direction)
-        values = np.concatenate([_extent(self.marks, mark, direction) for mark in self.marks] or [np.array([0.0, 1.0])])
+        values = np.concatenate([_extent(mark, direction) for mark in self.marks] or [np.array([0.0, 1.0])])
         values = values[np.isfinite(values) & ((values > 0) | (not axis.log))]
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
         if not axis.log and not axis.names:
@@ -190,12 +181,15 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Powers of ten from low to high.
+    """Powers of ten from low to high, with twice and five times them where there are few.
 
-    >>> decades(1, 250)
-    [1.0, 10.0, 100.0]
+    >>> decades(1, 2500), decades(30, 250)
+    ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0])
     """
-    return [10.0**k for k in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
+    powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    all_of_them = [power * times for power in powers for times in (1, 2, 5)]
+    tens, more = ([x for x in some if low * 0.999 <= x <= high * 1.001] for some in (powers, all_of_them))
+    return tens if len(tens) > 2 else more
 
 
 def number(value: float) -> str:
@@ -209,22 +203,18 @@ def number(value: float) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
-def thinned(names: Sequence[str], most: int) -> list[int]:
-    """Places of at most `most` evenly spaced names.
+def thinned(axis: Axis, most: int) -> list[int]:
+    """At most `most` evenly spaced places of an axis with names.
 
-    >>> thinned("abcdefghij", 4)
-    [0, 3, 6, 9]
+    >>> thinned(Axis(names=tuple("abcdefghij")), 4), thinned(Axis(names=tuple("abcdefg"), marked=(0, 2, 4, 6)), 2)
+    ([0, 3, 6, 9], [0, 4])
     """
-    return list(range(0, len(names), max(1, math.ceil(len(names) / most))))
+    places = axis.marked or range(len(axis.names))
+    return list(places[:: max(1, math.ceil(len(places) / most))])
 
 
-def _extent(marks: tuple[Mark, ...], mark: Mark, direction: str) -> np.ndarray:
+def _extent(mark: Mark, direction: str) -> np.ndarray:
     """What a mark takes up along an axis."""
-    if isinstance(mark, Bars):
-        count = len(mark.y)
-        if direction == "x":
-            return np.array([-0.6, count - 0.4])
-        return np.append(sum(np.asarray(bars.y, dtype=float) for bars in marks if isinstance(bars, Bars)), 0.0)
     if isinstance(mark, Cells):
         rows, columns = mark.values.shape
         return np.array([-0.5, (columns if direction == "x" else rows) - 0.5])

@@ -6,11 +6,8 @@ A chart library would weigh more than everything a report says (plotly.js: 4.6 M
 import math
 from html import escape
 
-import numpy as np
-
 from rheoscope.report.picture import (
     Axis,
-    Bars,
     Cells,
     Line,
     Panel,
@@ -56,14 +53,15 @@ class Frame:
 
 def figures(picture: Picture) -> str:
     """Every panel of a picture as an HTML figure, with its key and how to read it."""
-    return f'<div class="panels">{"".join(map(figure, picture.panels))}</div><p class="caption">{escape(picture.caption)}</p>'
+    return f'<p class="caption">{escape(picture.caption)}</p><div class="panels">{"".join(map(figure, picture.panels))}</div>'
 
 
 def figure(panel: Panel) -> str:
     head = f'<h3><span title="{escape(panel.about, quote=True)}">{escape(panel.title)}</span></h3>'
     least = f' style="min-width:{round(0.78 * Frame(panel).width)}px"' if panel.columns > 1 else ""
     sheet = svg(panel).replace("<svg", f"<svg{least}", 1)
-    return f'<figure class="of{panel.columns}">{head}{key(panel)}<div class="scroll">{sheet}</div></figure>'
+    kind = f"of{panel.columns}{' tall' * (panel.height > 1.5 and panel.columns == 2)}"
+    return f'<figure class="{kind}">{head}{key(panel)}<div class="scroll">{sheet}</div></figure>'
 
 
 def key(panel: Panel) -> str:
@@ -91,21 +89,8 @@ def svg(panel: Panel) -> str:
 
 
 def marks(frame: Frame) -> list[str]:
-    drawn, below = [], None
-    for mark in frame.panel.marks:
-        if isinstance(mark, Bars):
-            below = np.zeros(len(mark.y)) if below is None else below
-            drawn.append(bars(frame, mark, below))
-            below = below + np.nan_to_num(np.asarray(mark.y, dtype=float))
-        elif isinstance(mark, Line):
-            drawn.append(line(frame, mark))
-        elif isinstance(mark, Shape):
-            drawn.append(shape(frame, mark))
-        elif isinstance(mark, Cells):
-            drawn.append(cells(frame, mark))
-        else:
-            drawn.append(word(frame, mark))
-    return drawn
+    hands = {Line: line, Shape: shape, Cells: cells, Word: word}
+    return [hands[type(mark)](frame, mark) for mark in frame.panel.marks]  # type: ignore[operator]
 
 
 def line(frame: Frame, mark: Line) -> str:
@@ -122,18 +107,6 @@ def line(frame: Frame, mark: Line) -> str:
         f'<polyline {look} points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in piece)}">{tip}</polyline>'
         for piece in _pieces(frame, mark)
     )
-
-
-def bars(frame: Frame, mark: Bars, below: np.ndarray) -> str:
-    width = 0.76 * (frame.x(1) - frame.x(0))
-    drawn = []
-    for at, (low, tall) in enumerate(zip(below, np.nan_to_num(np.asarray(mark.y, dtype=float)), strict=True)):
-        top, foot = frame.y(low + tall), frame.y(low)
-        drawn.append(
-            f'<rect x="{frame.x(at) - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{max(foot - top, 0):.1f}" '
-            f'fill="{colour_of(mark.colour)}"/>'
-        )
-    return "".join(drawn)
 
 
 def shape(frame: Frame, mark: Shape) -> str:
@@ -179,13 +152,12 @@ def word(frame: Frame, mark: Word) -> str:
 
 def hits(frame: Frame) -> str:
     """A column for every x that says all values there; none where lines answer for themselves."""
-    series = [mark for mark in frame.panel.marks if isinstance(mark, Line | Bars) and mark.name]
-    if any(isinstance(mark, Line) and mark.tip for mark in series) or not series:
+    series = [mark for mark in frame.panel.marks if isinstance(mark, Line) and mark.name]
+    if any(mark.tip for mark in series) or not series:
         return ""
     table: dict[float, list[str]] = {}
     for mark in series:
-        xs = range(len(mark.y)) if isinstance(mark, Bars) else mark.x
-        for x, y in zip(xs, mark.y, strict=True):
+        for x, y in zip(mark.x, mark.y, strict=True):
             table.setdefault(float(x), []).append(f"{mark.name}: {number(float(y))}")
     places = sorted(table)
     drawn = []
@@ -210,7 +182,8 @@ def axes(frame: Frame) -> str:
         if not frame.cells:
             drawn.append(f'<line class="grid" x1="{frame.left}" x2="{edge}" y1="{y:.1f}" y2="{y:.1f}"/>')
         drawn.append(f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
-    longest = max((len(name) for name in frame.panel.x.names), default=3)
+    names = [frame.panel.x.names[at] for at in thinned(frame.panel.x, len(frame.panel.x.names) or 1)]
+    longest = max(map(len, names), default=3)
     for value, text in _labels(frame.panel.x, frame.xs, _room(edge - frame.left, (longest + 1) * LETTER, 14)):
         drawn.append(f'<text x="{frame.x(value):.1f}" y="{foot + 15}" text-anchor="middle">{escape(text)}</text>')
     middle = (frame.left + edge) / 2
@@ -230,10 +203,9 @@ def _labels(axis: Axis, span: tuple[float, float], most: int) -> list[tuple[floa
     if axis.bare:
         return []
     if axis.names:
-        return [(at, axis.names[at]) for at in thinned(axis.names, most)]
+        return [(at, axis.names[at]) for at in thinned(axis, most)]
     if axis.log:
-        powers = decades(10 ** span[0], 10 ** span[1])
-        return [(value, number(value)) for value in (powers if len(powers) > 1 else [10 ** span[0], 10 ** span[1]])]
+        return [(value, number(value)) for value in decades(10 ** span[0], 10 ** span[1])]
     return [(value, number(value)) for value in ticks(*span, max(2, min(most, 5)))]
 
 
@@ -248,7 +220,7 @@ def _scaled(panel: Panel, direction: str) -> tuple[float, float]:
     if axis.log:
         low, high = math.log10(low), math.log10(high)
         return low - 0.06 * (high - low or 1), high + 0.06 * (high - low or 1)
-    if axis.names and not any(isinstance(mark, Cells | Bars) for mark in panel.marks) and high > low:
+    if axis.names and not any(isinstance(mark, Cells) for mark in panel.marks) and high > low:
         return low - 0.02 * (high - low), high + 0.02 * (high - low)
     return low, high
 

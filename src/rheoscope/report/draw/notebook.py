@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rheoscope.report.picture import Axis, Bars, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
+from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
 from rheoscope.report.style import INK, MUTED, PAPER
 from rheoscope.shapes import RheoscopeError
 
@@ -39,9 +39,7 @@ def in_notebook(picture: Picture) -> Any:
         figure.update_xaxes(**axis_of(panel.x, panel, "x"), row=row, col=column)
         figure.update_yaxes(**axis_of(panel.y, panel, "y"), row=row, col=column)
     title = {"text": escaped(picture.title), "x": 0.01, "font": {"color": INK}}
-    figure.update_layout(
-        template="plotly_white", title=title, height=120 + 280 * sum(heights), barmode="stack", showlegend=False
-    )
+    figure.update_layout(template="plotly_white", title=title, height=120 + 280 * sum(heights), showlegend=False)
     return figure
 
 
@@ -64,12 +62,6 @@ def put(figure: Any, mark: Any, panel: Panel, row: int, column: int) -> None:
         drawn: Any = go.Scatter(
             x=[mark.x], y=[mark.y], text=[escaped(mark.text)], mode="text", textposition=anchor, hoverinfo="skip"
         )
-    elif isinstance(mark, Bars):
-        names = list(panel.x.names) or list(range(len(mark.y)))
-        drawn = go.Bar(
-            x=list(range(len(mark.y))), y=list(mark.y), name=mark.name, customdata=names, marker_color=colour_of(mark.colour),
-            hovertemplate="%{customdata}: %{y:.4g}",
-        )  # fmt: skip
     elif isinstance(mark, Shape):
         drawn = go.Scatter(
             x=list(mark.x), y=list(mark.y), fill="toself", mode="none", fillcolor=colour_of(mark.colour),
@@ -121,7 +113,7 @@ def axis_of(axis: Axis, panel: Panel, direction: str) -> dict[str, Any]:
     if axis.bare:
         told |= {"showticklabels": False, "showgrid": False, "zeroline": False}
     elif axis.names:
-        at = thinned(axis.names, 12 if len(axis.names) <= 40 else 8)
+        at = thinned(axis, 12 if len(axis.names) <= 40 else 8)
         told |= {"tickvals": at, "ticktext": [escaped(axis.names[i]) for i in at]}
     return told
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.picture import Axis, Bars, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
+from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
 from rheoscope.report.style import INK, MUTED, PAPER, new_figure, styled
 
 if TYPE_CHECKING:
@@ -32,13 +32,8 @@ def on_paper(picture: Picture) -> "Figure":
 
 def draw(axes: "Axes", panel: Panel) -> None:
     """One panel: its marks in their order, then its axes and its key."""
-    below: np.ndarray | float = 0.0
     for mark in panel.marks:
-        if isinstance(mark, Bars):
-            axes.bar(range(len(mark.y)), mark.y, bottom=below, color=colour_of(mark.colour), label=mark.name)
-            below = below + np.asarray(mark.y, dtype=float)
-        else:
-            put(axes, mark)
+        put(axes, mark)
     dress(axes, panel)
 
 
@@ -100,5 +95,5 @@ def label(which: object, axis: Axis) -> None:
     if axis.bare:
         which.set_ticks([])  # type: ignore[attr-defined]
     elif axis.names:
-        at = thinned(axis.names, 12 if len(axis.names) <= 40 else 8)
+        at = thinned(axis, 12 if len(axis.names) <= 40 else 8)
         which.set_ticks(at, [plain(axis.names[i]) for i in at])  # type: ignore[attr-defined]

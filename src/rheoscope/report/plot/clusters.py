@@ -19,11 +19,10 @@ CAPTION = (
     "directions. Clusters are what links of less than the angle hold together. In the flow map the height of a band is a number "
     "of tokens, a colour stays with a cluster as long as most of its tokens do, and grey tokens are alone."
 )
-PAIRS = {
-    "effective_rank": ("Effective rank", "first"),
-    "participation_ratio": ("Participation ratio", "fourth"),
-    "intrinsic_dimension": ("Intrinsic dimension", "third"),
-    "cluster_count": ("Clusters", "second"),
+PANELS = {
+    "Directions in use": {"effective_rank": "first", "participation_ratio": "fourth"},
+    "Intrinsic dimension": {"intrinsic_dimension": "third"},
+    "Number of clusters": {"cluster_count": "second"},
 }
 ALONE = -1
 CURVE = (1 - np.cos(np.linspace(0, np.pi, 9))) / 2
@@ -32,16 +31,26 @@ CURVE = (1 - np.cos(np.linspace(0, np.pi, 9))) / 2
 
 def picture_clusters(dataset: "xarray.Dataset") -> Picture:
     """Every number with its null, then the flow map of the clusters."""
-    return Picture("Do tokens gather?", CAPTION, (*(beside(dataset, name) for name in PAIRS), flow(dataset)))
+    return Picture("Do tokens gather?", CAPTION, (*(beside(dataset, title) for title in PANELS), flow(dataset)))
 
 
-def beside(dataset: "xarray.Dataset", name: str) -> Panel:
-    title, colour = PAIRS[name]
+def beside(dataset: "xarray.Dataset", title: str) -> Panel:
+    """Numbers over depth, the null of each dashed in its colour."""
     names = tuple(places(dataset.point.values))
-    at, null = range(len(names)), dataset[f"{name}_null"]
-    lines = Line("null", at, null.values, "null", "dashed"), Line(title.lower(), at, dataset[name].values, colour)
-    about = f"{dataset[name].attrs['definition']}. Null: {null.attrs['definition']}."
-    return Panel(title, about, lines, Axis("", names), Axis(low=0.0))
+    lines, about = [], []
+    for name, colour in PANELS[title].items():
+        said = name.replace("_", " ")
+        for field, series, style in ((f"{name}_null", f"{said}, null", "dashed"), (name, said, "solid")):
+            lines.append(Line(series, range(len(names)), dataset[field].values.astype(float), colour, style))
+        about.append(f"{said}: {dataset[name].attrs['definition']}")
+    told = "; ".join(about)
+    return Panel(
+        title,
+        f"{told}. Dashed: every coordinate shuffled among the tokens.",
+        tuple(lines),
+        Axis("", names),
+        Axis(low=0.0),
+    )
 
 
 def flow(dataset: "xarray.Dataset") -> Panel:

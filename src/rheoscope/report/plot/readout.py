@@ -25,8 +25,7 @@ CAPTION = (
 
 def picture_readout(dataset: "xarray.Dataset", words: Words | None = None) -> Picture:
     """The table of likeliest tokens, then the answer's rank, its probability, and what is still open."""
-    ends = [at for at, step in enumerate(dataset.point.values) if at == 0 or str(step).endswith("resid_post")]
-    layers = dataset.isel(point=ends)
+    layers = dataset.isel(point=ends(dataset))
     told = {token: shown(text) for token, text in _texts(dataset, words).items()}
     answer = told[int(dataset.attrs["answer"])]
     return Picture(
@@ -55,23 +54,31 @@ def table(dataset: "xarray.Dataset", told: dict[int, str]) -> Panel:
         Axis("from the likeliest on", names),
         Axis("", tuple(rows)),
         columns=2,
-        height=max(1.0, (len(rows) * 19 + 50) / 236),
+        height=max(1.9, (len(rows) * 19 + 50) / 236),
     )
 
 
+def ends(dataset: "xarray.Dataset") -> list[int]:
+    """The embedding, and the end of every layer."""
+    return [at for at, step in enumerate(dataset.point.values) if at == 0 or str(step).endswith("resid_post")]
+
+
+def depth(dataset: "xarray.Dataset") -> Axis:
+    return Axis("", tuple(places(dataset.point.values)), tuple(ends(dataset)))
+
+
 def ranks(dataset: "xarray.Dataset", answer: str) -> Panel:
-    names = places(dataset.point.values)
     about = f"{dataset['rank'].attrs['definition']}; 1 where the step says what the model says in the end."
-    rank = Line("rank", range(len(names)), dataset["rank"].values.astype(float))
-    return Panel(f"Rank of the answer {answer}", about, (rank,), Axis("", tuple(names)), Axis("rank", log=True))
+    rank = Line("rank", range(dataset.sizes["point"]), dataset["rank"].values.astype(float))
+    return Panel(f"Rank of the answer {answer}", about, (rank,), depth(dataset), Axis("rank", log=True))
 
 
 def open_questions(dataset: "xarray.Dataset") -> Panel:
-    names, at = places(dataset.point.values), range(dataset.sizes["point"])
+    at = range(dataset.sizes["point"])
     entropy, kl = dataset.entropy, dataset.kl
     about = f"Entropy: {entropy.attrs['definition']}. KL: {kl.attrs['definition']}."
     lines = Line("entropy", at, entropy.values), Line("KL to the end", at, kl.values, "second")
-    return Panel("What is still open", about, lines, Axis("", tuple(names)), Axis("nats", low=0.0))
+    return Panel("What is still open", about, lines, depth(dataset), Axis("nats", low=0.0))
 
 
 def plot_readout(dataset: "xarray.Dataset", words: Words | None = None) -> "Figure":

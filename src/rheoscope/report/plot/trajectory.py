@@ -6,7 +6,7 @@ import numpy as np
 
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import Axis, Bars, Line, Panel, Picture, along, number
+from rheoscope.report.picture import Axis, Line, Panel, Picture, along, number
 from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:
@@ -46,17 +46,17 @@ def paths(dataset: "xarray.Dataset") -> Panel:
 
 
 def speeds(dataset: "xarray.Dataset") -> Panel:
-    """Median relative speed of every half-layer, stacked by layer."""
+    """Median relative speed of every half-layer, a line for each maker."""
     layers, steps = dataset.sizes["layer"], [str(step) for step in dataset.step.values]
     median = np.median(dataset.relative_speed.values, axis=1)
     table = {name: np.zeros(layers) for name in ("attention", "MLP", "norm", "cross attention")}
     for step, value in zip(steps, median, strict=True):
         table[maker(step, steps)][int(step.split(".")[0][1:])] += value
     colours = {"attention": "first", "MLP": "second", "norm": "null", "cross attention": "third"}
-    bars = tuple(Bars(name, values, colours[name]) for name, values in table.items() if values.any())
-    about = f"{dataset.relative_speed.attrs['definition']}; median over tokens, attention and MLP of a layer on top of each other."
+    lines = tuple(Line(name, range(layers), x, colours[name]) for name, x in table.items() if x.any())
+    about = f"{dataset.relative_speed.attrs['definition']}; median over tokens."
     names = tuple(f"L{layer}" for layer in range(layers))
-    return Panel("How far each layer moves them", about, bars, Axis("", names), Axis("relative speed"))
+    return Panel("How far each layer moves them", about, lines, Axis("", names), Axis("relative speed", log=True))
 
 
 def maker(step: str, steps: list[str]) -> str:

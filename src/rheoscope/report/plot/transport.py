@@ -18,15 +18,15 @@ CAPTION = (
     "1 where every token keeping its identity is that way, and 0 where it is no better than pairing at random. Its null "
     "permutes the same displacements among the tokens: only a gap between the two lines says something about who moves where."
 )
-MOST = 28
+MOST = 22
 """Swapping tokens that one chart can name."""
 
 
 def picture_transport(dataset: "xarray.Dataset") -> Picture:
     """Over strides, layer by layer, and the layer with most swaps."""
     panels = (
-        strided(dataset, "kappa", "κ over strides"),
-        strided(dataset, "identity_share", "Tokens that stay in place"),
+        strided(dataset, "kappa", "κ over strides", "κ"),
+        strided(dataset, "identity_share", "Tokens that stay in place", "identity share"),
         stepwise(dataset),
         costs(dataset),
         swaps(dataset),
@@ -34,12 +34,12 @@ def picture_transport(dataset: "xarray.Dataset") -> Picture:
     return Picture("Must tokens stay themselves?", CAPTION, panels)
 
 
-def strided(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
+def strided(dataset: "xarray.Dataset", name: str, title: str, series: str) -> Panel:
     """Mean over all pairs of layers that far apart, and the null."""
     strides = tuple(str(stride) for stride in dataset.stride.values)
     at = range(len(strides))
     value, null = (np.nanmean(dataset[f"{field}_strided"].values, axis=1) for field in (name, f"{name}_null"))
-    lines = Line("null", at, null, "null", "dashed"), Line(title.split()[0], at, value)
+    lines = Line("null", at, null, "null", "dashed"), Line(series, at, value)
     what, at_random = (dataset[field].attrs["definition"] for field in (name, f"{name}_null"))
     about = f"{what}; mean over all pairs of clouds so many layers apart. Null: {at_random}."
     return Panel(title, about, lines, Axis("layers apart", strides), Axis(high=1.03))
@@ -70,36 +70,33 @@ def costs(dataset: "xarray.Dataset") -> Panel:
 
 
 def swaps(dataset: "xarray.Dataset") -> Panel:
-    """The layer where most tokens would swap: each one's place before, and whose place it would take."""
-    coupling = dataset.coupling.values
-    own = np.arange(coupling.shape[1])
+    """The layer where most tokens would swap: on the left the token, on the right whose place it would take."""
+    coupling, own = dataset.coupling.values, np.arange(dataset.sizes["token"])
     layer = int((coupling != own).sum(axis=1).argmax())
     moving = [int(at) for at in np.flatnonzero(coupling[layer] != own)]
-    cycles = cycles_of(coupling[layer], moving)[:MOST]
+    drawn = cycles_of(coupling[layer], moving)[:MOST]
     words = [
         f"{token} {shown(str(word))}" for token, word in zip(dataset.token.values, dataset.word.values, strict=True)
     ]
-    order = {token: -at for at, token in enumerate(sorted(token for _, token in cycles))}
-    marks: list[Line | Word] = []
-    for cycle, token in cycles:
-        to = int(coupling[layer][token])
-        tip = f"{words[token]} would take the place of {words[to]}"
-        marks.append(Line(words[token], [0, 1], [order[token], order[to]], CLUSTERS[cycle % len(CLUSTERS)], tip=tip))
-        marks += [Word(0, order[token], words[token], "left"), Word(1, order[token], words[token], "right")]
     place = places(dataset.step.values)[layer]
-    said = f"{len(moving)} of {len(own)} tokens would swap in {place}" if moving else "no token would swap in any layer"
-    about = (
-        f"{said}: on the left the token, on the right the token whose new place it would take in the optimal coupling."
-    )
-    if not moving:
-        marks = [Word(0.5, 0.0, "No token would swap: κ is 1 in every layer.", "middle")]
-    elif len(cycles) < len(moving):
-        about += f" The first {len(cycles)} are drawn."
-    height = max(0.6, (len(cycles) * 17 + 60) / 236)
-    return Panel(
-        said[0].upper() + said[1:], about, tuple(marks), Axis(f"before and after {place}", bare=True, low=-1.2, high=2.2),
-        Axis(bare=True), columns=2, height=height,
-    )  # fmt: skip
+    title = f"{len(moving)} of {len(own)} tokens would swap in {place}" if moving else "No token would swap"
+    about = "On the left a token, on the right the token whose new place it would take in the optimal coupling; a colour a cycle."
+    about += f" {len(drawn)} of {len(moving)} are drawn." if len(drawn) < len(moving) else ""
+    marks = slopes(coupling[layer], drawn, words) or (Word(0.5, 0, "κ is 1 in every layer", "middle"),)
+    sides = Axis(f"before and after {place}", bare=True, low=-0.9, high=1.9), Axis(bare=True)
+    return Panel(title, about, marks, *sides, columns=2, height=max(0.6, (len(marks) * 6 + 60) / 236))
+
+
+def slopes(coupling: np.ndarray, drawn: list[tuple[int, int]], words: list[str]) -> tuple[Line | Word, ...]:
+    """A line a token, from its place in the text to that of the token it would follow."""
+    targets = [int(coupling[token]) for _, token in drawn]
+    row = {token: -at for at, token in enumerate(sorted({*targets, *(token for _, token in drawn)}))}
+    marks: list[Line | Word] = []
+    for (cycle, token), to in zip(drawn, targets, strict=True):
+        tip = f"{words[token]} would take the place of {words[to]}"
+        marks.append(Line(words[token], [0, 1], [row[token], row[to]], CLUSTERS[cycle % len(CLUSTERS)], tip=tip))
+        marks += [Word(0, row[token], words[token], "left"), Word(1, row[to], words[to], "right")]
+    return tuple(marks)
 
 
 def cycles_of(coupling: np.ndarray, moving: list[int]) -> list[tuple[int, int]]:
