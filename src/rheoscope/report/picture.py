@@ -27,7 +27,7 @@ CLUSTERS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "
 DEPTH = ("#2f6fbf", "#4a6cbb", "#6768b4", "#8263a8", "#9b5f97", "#b15d80", "#c35f62", "#d0623f")
 """From the first to the last of an ordered row."""
 
-Numbers = Sequence[float] | np.ndarray
+Numbers = Sequence[float | int] | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,18 +65,19 @@ class Cells:
     low: float = 0.0
     high: float = 1.0
 
-    def shade(self, value: float) -> float:
-        """From −1 (as dark as it gets, below zero) to 1; a value between the middle and an end is between."""
+    @property
+    def shades(self) -> np.ndarray:
+        """Every value from −1 (as dark as it gets, below zero) to 1; 0 where there is none."""
         reach = max(abs(self.low), abs(self.high), 1e-30)
-        return float(np.clip(value / reach, -1, 1)) if math.isfinite(value) else 0.0
+        return np.clip(np.nan_to_num(self.values.astype(float), nan=0.0) / reach, -1, 1)
 
 
 @dataclass(frozen=True)
 class Word:
     """A word at a place, `side` of it: left, right or middle."""
 
-    x: float
-    y: float
+    x: float | int
+    y: float | int
     text: str
     side: str = "right"
 
@@ -124,8 +125,10 @@ class Panel:
         values = np.concatenate([_extent(mark, direction) for mark in self.marks] or [np.array([0.0, 1.0])])
         values = values[np.isfinite(values) & ((values > 0) | (not axis.log))]
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-        if not axis.log and not axis.names:
-            air = 0.06 * (high - low) or 0.5
+        if not axis.log and low == high:  # one place, or values that are all the same, in the middle
+            low, high = low - 0.5, high + 0.5
+        elif not axis.log and not axis.names:
+            air = 0.06 * (high - low)
             low, high = (low if low == 0 else low - air), high + air
         return (low if axis.low is None else axis.low), (high if axis.high is None else axis.high)
 
@@ -170,7 +173,7 @@ def along(at: int, count: int) -> str:
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers from low to high.
 
-    >>> ticks(0, 1), ticks(3, 47)
+    >>> ticks(0.0, 1.0), ticks(3.0, 47.0)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [10.0, 20.0, 30.0, 40.0])
     """
     rough = max(high - low, 1e-12) / count
@@ -183,7 +186,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 def decades(low: float, high: float) -> list[float]:
     """Powers of ten from low to high, with twice and five times them where there are few.
 
-    >>> decades(1, 2500), decades(30, 250)
+    >>> decades(1.0, 2500.0), decades(30.0, 250.0)
     ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0])
     """
     powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]

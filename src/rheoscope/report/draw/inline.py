@@ -58,7 +58,10 @@ def figures(picture: Picture) -> str:
 
 def figure(panel: Panel) -> str:
     head = f'<h3><span title="{escape(panel.about, quote=True)}">{escape(panel.title)}</span></h3>'
-    least = f' style="min-width:{round(0.78 * Frame(panel).width)}px"' if panel.columns > 1 else ""
+    worded = panel.columns == 3 or any(
+        isinstance(mark, Word) or (isinstance(mark, Cells) and mark.texts) for mark in panel.marks
+    )
+    least = f' style="min-width:{round(0.75 * Frame(panel).width)}px"' if worded and panel.columns > 1 else ""
     sheet = svg(panel).replace("<svg", f"<svg{least}", 1)
     kind = f"of{panel.columns}{' tall' * (panel.height > 1.5 and panel.columns == 2)}"
     return f'<figure class="{kind}">{head}{key(panel)}<div class="scroll">{sheet}</div></figure>'
@@ -97,7 +100,7 @@ def line(frame: Frame, mark: Line) -> str:
     """A line is broken where a value is missing."""
     tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
     if mark.style == "dots":
-        spots = (_at(frame, x, y) for x, y in zip(mark.x, mark.y, strict=True) if _there(frame, y))
+        spots = (_at(frame, float(x), float(y)) for x, y in zip(mark.x, mark.y, strict=True) if _there(frame, float(y)))
         return "".join(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colour_of(mark.colour)}">{tip}</circle>'
             for x, y in spots
@@ -110,28 +113,29 @@ def line(frame: Frame, mark: Line) -> str:
 
 
 def shape(frame: Frame, mark: Shape) -> str:
-    points = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(mark.x, mark.y, strict=True))
+    points = " ".join(f"{frame.x(float(x)):.1f},{frame.y(float(y)):.1f}" for x, y in zip(mark.x, mark.y, strict=True))
     look = f'class="shape" fill="{colour_of(mark.colour)}" fill-opacity="{mark.opacity:g}"'
     return f'<polygon {look} points="{points}"><title>{escape(mark.tip or mark.name)}</title></polygon>'
 
 
 def cells(frame: Frame, mark: Cells) -> str:
-    rows, columns = mark.values.shape
-    wide, tall = frame.x(1) - frame.x(0) if columns > 1 else frame.width, frame.y(1) - frame.y(0) if rows > 1 else ROW
+    shades, (rows, columns) = mark.shades, mark.values.shape
+    wide, tall = (
+        frame.x(1.0) - frame.x(0.0) if columns > 1 else frame.width,
+        frame.y(1.0) - frame.y(0.0) if rows > 1 else ROW,
+    )
     drawn = []
     for row in range(rows):
         for column in range(columns):
-            x, y = frame.x(column) - wide / 2, frame.y(row) - tall / 2
-            drawn.append(cell(mark, row, column, (x, y, wide, tall)))
+            x, y = frame.x(float(column)) - wide / 2, frame.y(float(row)) - tall / 2
+            drawn.append(cell(mark, row, column, float(shades[row, column]), (x, y, wide, tall)))
     return "".join(drawn)
 
 
-def cell(mark: Cells, row: int, column: int, box: tuple[float, float, float, float]) -> str:
+def cell(mark: Cells, row: int, column: int, shade: float, box: tuple[float, float, float, float]) -> str:
     x, y, wide, tall = box
-    value = float(mark.values[row, column])
-    shade = mark.shade(value)
     colour = colour_of("first" if shade >= 0 else "second")
-    tip = mark.tips[row][column] if mark.tips else number(value)
+    tip = mark.tips[row][column] if mark.tips else number(float(mark.values[row, column]))
     ring = ' class="marked"' if (row, column) in mark.marked else ""
     drawn = (
         f'<g class="cell"><rect{ring} x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{wide - 1:.1f}" height="{tall - 1:.1f}" '
@@ -146,7 +150,7 @@ def cell(mark: Cells, row: int, column: int, box: tuple[float, float, float, flo
 
 def word(frame: Frame, mark: Word) -> str:
     anchor, shift = {"left": ("end", -6), "right": ("start", 6), "middle": ("middle", 0)}[mark.side]
-    x, y = frame.x(mark.x) + shift, frame.y(mark.y) + 4
+    x, y = frame.x(float(mark.x)) + shift, frame.y(float(mark.y)) + 4
     return f'<text class="word" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(_short(mark.text, 18))}</text>'
 
 
@@ -177,14 +181,14 @@ def axes(frame: Frame) -> str:
     """Grid lines, tick labels and names of both axes."""
     foot, edge = frame.height - BOTTOM, frame.width - RIGHT
     drawn = []
-    for value, text in _labels(frame.panel.y, frame.ys, _room(frame.height - TOP - BOTTOM, 15, 6)):
+    for value, text in _labels(frame.panel.y, frame.ys, _room(frame.height - TOP - BOTTOM, 15.0)):
         y = frame.y(value)
         if not frame.cells:
             drawn.append(f'<line class="grid" x1="{frame.left}" x2="{edge}" y1="{y:.1f}" y2="{y:.1f}"/>')
         drawn.append(f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
     names = [frame.panel.x.names[at] for at in thinned(frame.panel.x, len(frame.panel.x.names) or 1)]
     longest = max(map(len, names), default=3)
-    for value, text in _labels(frame.panel.x, frame.xs, _room(edge - frame.left, (longest + 1) * LETTER, 14)):
+    for value, text in _labels(frame.panel.x, frame.xs, _room(edge - frame.left, (longest + 1) * LETTER)):
         drawn.append(f'<text x="{frame.x(value):.1f}" y="{foot + 15}" text-anchor="middle">{escape(text)}</text>')
     middle = (frame.left + edge) / 2
     name = escape(frame.panel.x.label)
@@ -203,14 +207,15 @@ def _labels(axis: Axis, span: tuple[float, float], most: int) -> list[tuple[floa
     if axis.bare:
         return []
     if axis.names:
-        return [(at, axis.names[at]) for at in thinned(axis, most)]
+        return [(float(at), axis.names[at]) for at in thinned(axis, most)]
     if axis.log:
         return [(value, number(value)) for value in decades(10 ** span[0], 10 ** span[1])]
     return [(value, number(value)) for value in ticks(*span, max(2, min(most, 5)))]
 
 
-def _room(length: float, each: float, most: int) -> int:
-    return max(1, min(most if each > 15 else 40, int(length / each)))
+def _room(length: int, each: float) -> int:
+    """How many labels fit."""
+    return max(1, int(length / each))
 
 
 def _scaled(panel: Panel, direction: str) -> tuple[float, float]:
@@ -234,7 +239,7 @@ def _margin(panel: Panel) -> int:
 
 
 def _at(frame: Frame, x: float, y: float) -> tuple[float, float]:
-    return frame.x(float(x)), frame.y(float(y))
+    return frame.x(x), frame.y(y)
 
 
 def _there(frame: Frame, y: float) -> bool:
@@ -245,7 +250,7 @@ def _pieces(frame: Frame, mark: Line) -> list[list[tuple[float, float]]]:
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(mark.x, mark.y, strict=True):
         if _there(frame, float(y)):
-            pieces[-1].append(_at(frame, x, y))
+            pieces[-1].append(_at(frame, float(x), float(y)))
         elif pieces[-1]:
             pieces.append([])
     return [piece for piece in pieces if piece]

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
 from rheoscope.report.style import INK, MUTED, PAPER
 from rheoscope.shapes import RheoscopeError
@@ -77,7 +75,7 @@ def put(figure: Any, mark: Any, panel: Panel, row: int, column: int) -> None:
 def line(mark: Line, panel: Panel) -> Any:
     from plotly import graph_objects as go
 
-    names = [panel.x.names[int(x)] if panel.x.names else x for x in mark.x]
+    names = [escaped(panel.x.names[int(x)]) if panel.x.names else x for x in mark.x]
     template = "%{customdata}: %{y:.4g}" if not mark.tip else escaped(mark.tip)
     return go.Scatter(
         x=list(mark.x), y=list(mark.y), name=escaped(mark.name), customdata=names, hovertemplate=template,
@@ -90,7 +88,7 @@ def line(mark: Line, panel: Panel) -> Any:
 def heat(cells: Cells, panel: Panel) -> Any:
     from plotly import graph_objects as go
 
-    shades = np.vectorize(cells.shade)(cells.values)
+    shades = cells.shades
     tips = cells.tips or [[f"{value:.4g}" for value in row] for row in cells.values]
     scale = [[0, colour_of("second")], [0.5, PAPER], [1, colour_of("first")]]
     return go.Heatmap(
@@ -103,7 +101,7 @@ def heat(cells: Cells, panel: Panel) -> Any:
 def axis_of(axis: Axis, panel: Panel, direction: str) -> dict[str, Any]:
     """An axis in plotly's words."""
     cells = any(isinstance(mark, Cells) for mark in panel.marks)
-    told: dict[str, Any] = {"title": {"text": axis.label, "font": {"size": 11, "color": MUTED}}}
+    told: dict[str, Any] = {"title": {"text": escaped(axis.label), "font": {"size": 11, "color": MUTED}}}
     if axis.log:
         told |= {"type": "log"}
     elif cells and direction == "y":

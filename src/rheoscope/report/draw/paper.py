@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
 from rheoscope.report.style import INK, MUTED, PAPER, new_figure, styled
 
@@ -39,14 +37,10 @@ def draw(axes: "Axes", panel: Panel) -> None:
 
 def put(axes: "Axes", mark: Line | Shape | Cells | Word) -> None:
     if isinstance(mark, Line):
-        looks = {
-            "solid": {},
-            "dashed": {"linestyle": "--"},
-            "dots": {"linestyle": "", "marker": "o", "markersize": 3.5},
-        }
+        look = {"solid": "-", "dashed": "--", "dots": "o"}[mark.style]
         width = 0.8 if mark.tip else 1.6
         label = "" if mark.tip else mark.name
-        axes.plot(mark.x, mark.y, color=colour_of(mark.colour), label=label, linewidth=width, **looks[mark.style])
+        axes.plot(mark.x, mark.y, look, color=colour_of(mark.colour), label=label, linewidth=width, markersize=3.5)
     elif isinstance(mark, Shape):
         axes.fill(mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0)
     elif isinstance(mark, Word):
@@ -59,7 +53,7 @@ def put(axes: "Axes", mark: Line | Shape | Cells | Word) -> None:
 def put_cells(axes: "Axes", cells: Cells) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
-    shades = np.vectorize(cells.shade)(cells.values)
+    shades = cells.shades
     colours = LinearSegmentedColormap.from_list("two", [colour_of("second"), PAPER, colour_of("first")])
     axes.imshow(shades, cmap=colours, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
     for row, texts in enumerate(cells.texts):

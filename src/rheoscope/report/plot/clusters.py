@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
 
+MOST = 20
+"""Clusters that one flow map can tell apart; the tokens of smaller ones are drawn with those alone."""
 CAPTION = (
     "The null of every number is the same cloud with each coordinate shuffled among the tokens: below it, tokens share "
     "directions. Clusters are what links of less than the angle hold together. In the flow map the height of a band is a number "
-    "of tokens, a colour stays with a cluster as long as most of its tokens do, and grey tokens are alone."
+    f"of tokens, a colour stays with a cluster as long as most of its tokens do; grey are tokens alone, and beyond the {MOST} "
+    "largest clusters."
 )
 PANELS = {
     "Directions in use": {"effective_rank": "first", "participation_ratio": "fourth"},
@@ -55,7 +58,7 @@ def beside(dataset: "xarray.Dataset", title: str) -> Panel:
 
 def flow(dataset: "xarray.Dataset") -> Panel:
     """An alluvial map: at every point a stack of clusters, between points a band for every group that goes together."""
-    label = tracked(dataset.label.values)
+    label = largest(tracked(dataset.label.values))
     words = [shown(str(word)) for word in dataset.word.values]
     names = tuple(places(dataset.point.values))
     floors = [stacked(row) for row in label]
@@ -93,6 +96,16 @@ def tracked(label: np.ndarray) -> np.ndarray:
     return found
 
 
+def largest(label: np.ndarray, most: int = MOST) -> np.ndarray:
+    """The clusters that hold most tokens over all points; the others count as alone.
+
+    >>> largest(np.array([[0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]), most=1).tolist()
+    [[0, 0, 0, -1, -1], [0, 0, 0, -1, -1]]
+    """
+    sizes = Counter(label[label != ALONE].tolist())
+    return np.where(np.isin(label, [name for name, _ in sizes.most_common(most)]), label, ALONE)
+
+
 def stacked(row: np.ndarray) -> dict[int, tuple[float, float]]:
     """Where each cluster of one point stands: the tokens alone at the bottom, then by name, with a gap between."""
     sizes, floor, gap = Counter(row.tolist()), 0.0, 0.02 * len(row)
@@ -119,7 +132,7 @@ def bands(label: np.ndarray, floors: list[dict[int, tuple[float, float]]], words
     return drawn
 
 
-def ribbon(start: float, end: float, low: float, later: float, height: float) -> tuple[np.ndarray, np.ndarray]:
+def ribbon(start: float, end: float, low: float, later: float, height: int) -> tuple[np.ndarray, np.ndarray]:
     """The outline of a band of one height from (start, low) to (end, later)."""
     x, y = start + (end - start) * np.linspace(0, 1, len(CURVE)), low + (later - low) * CURVE
     return np.concatenate([x, x[::-1]]), np.concatenate([y, y[::-1] + height])
@@ -132,7 +145,7 @@ def blocks(
     for at, floor in enumerate(floors):
         for name, (low, high) in floor.items():
             members = [words[i] for i in np.flatnonzero(label[at] == name)]
-            said = f"{names[at]}: {'alone' if name == ALONE else 'a cluster of'} {listed(members)}"
+            said = f"{names[at]}: {'alone, ' if name == ALONE else 'a cluster of'} {listed(members)}"
             x, y = [at - 0.09, at + 0.09, at + 0.09, at - 0.09], [low, low, high, high]
             drawn.append(Shape("", x, y, colour_of_cluster(name), 0.45 if name == ALONE else 1.0, said))
     return drawn

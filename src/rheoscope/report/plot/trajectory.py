@@ -21,6 +21,10 @@ CAPTION = (
 )
 
 
+MOST = 200
+"""Paths that one map can hold; of more tokens, evenly spaced ones are drawn."""
+
+
 def picture_trajectory(dataset: "xarray.Dataset") -> Picture:
     """The map of the paths, speed and shares layer by layer, straightness token by token."""
     massive = ", ".join(str(token) for token in dataset.attrs["massive"]) or "none"
@@ -31,9 +35,9 @@ def picture_trajectory(dataset: "xarray.Dataset") -> Picture:
 def paths(dataset: "xarray.Dataset") -> Panel:
     """A line a token through all points, an open start and a dot at the end; colour is the place in the text."""
     place, words = dataset.place.values, [shown(str(word)) for word in dataset.word.values]
-    marks = []
-    for at, (token, word) in enumerate(zip(dataset.token.values, words, strict=True)):
-        colour = along(at, len(words))
+    marks, drawn = [], range(0, len(words), -(-len(words) // MOST))
+    for at in drawn:
+        token, word, colour = dataset.token.values[at], words[at], along(at, len(words))
         tip = f"token {token} {word}: path {number(float(dataset.path_length[at]))}, straightness {number(float(dataset.straightness[at]))}"
         marks += [
             Line(word, place[:, at, 0], place[:, at, 1], colour, tip=tip),
@@ -41,8 +45,9 @@ def paths(dataset: "xarray.Dataset") -> Panel:
         ]
     share = dataset.place_share.values
     about = "One line a token, from the embedding to the dot after the last layer; blue tokens come first in the text, red last."
-    axes = (Axis(f"direction {k + 1}: {float(share[k]):.0%} of the variance") for k in (0, 1))
-    return Panel("Paths of the tokens", about, tuple(marks), *axes, columns=2, height=1.9)
+    about += f" {len(drawn)} of {len(words)} are drawn." if len(drawn) < len(words) else ""
+    x, y = (Axis(f"direction {k + 1}: {float(share[k]):.0%} of the variance") for k in (0, 1))
+    return Panel("Paths of the tokens", about, tuple(marks), x, y, columns=2, height=1.9)
 
 
 def speeds(dataset: "xarray.Dataset") -> Panel:
