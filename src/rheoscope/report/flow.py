@@ -140,13 +140,14 @@ def tell(console: "Console", model: Any, told: Answers, other: Answers | None) -
     for name, one in (("", told),) if other is None else (("text 1, ", told), ("text 2, ", other)):
         tokens = " ".join(shown(token) for token in one.trace.tokens)
         console.print(f"{name}{len(one.trace)} tokens: {tokens}", markup=False)
-    if columns(told.found):
-        console.print("\nHow each layer moves the cloud, the null dim beside each number")
-        table = layer_table(told, view.layers, model.words)
-        console.print(table if other is None else compared_table(told, other, view.layers, model.words))
-    for one in (told,) if other is None else (told, other):
         left_out = [f"{at} {shown(one.trace.tokens[at])}" for at in one.trace.massive()]
         console.print(f"massive tokens left out: {', '.join(left_out) or 'none'}", markup=False, style="dim")
+    if columns(told.found) and other is None:
+        console.print("\nHow each layer moves the cloud, the null dim beside each number")
+        console.print(layer_table(told, view.layers, model.words))
+    elif columns(told.found) and other is not None:
+        console.print("\nHow each layer moves the cloud of each text, and the difference")
+        console.print(compared_table(told, other, view.layers, model.words))
     if "readout" in told.found:
         lens = told.found["readout"]
         answer = shown(model.words([int(lens.attrs["answer"])])[0])

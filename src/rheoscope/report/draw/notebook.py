@@ -29,7 +29,7 @@ def in_notebook(picture: Picture) -> Any:
         specs=specs(rows),
         subplot_titles=titles,
         row_heights=heights,
-        vertical_spacing=0.35 / sum(heights) / len(rows),
+        vertical_spacing=min(80 / (120 + 280 * sum(heights)), 0.9 / len(rows)),
     )
     for panel, row, column in placed:
         for mark in panel.marks:

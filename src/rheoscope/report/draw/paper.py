@@ -80,6 +80,7 @@ def dress(axes: "Axes", panel: Panel) -> None:
         elif not any(isinstance(mark, Cells) for mark in panel.marks):
             limits(*panel.span("x" if axis is panel.x else "y"))
         label(which, axis)
+    axes.spines[["left", "bottom"]].set_visible(not panel.y.bare)
     if len(panel.key) > 1:
         axes.legend(frameon=False, fontsize=7)
 
