@@ -71,20 +71,46 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
         "the default model",
         "<|endoftext|> The",
         "likeliest next tokens",
-        "κ null",
+        "straight",
         "symmetry",
         "wrote keys.json",
+        "wrote report.html",
     ):
         assert said in done.stdout
     told = json.loads((tmp_path / "keys.json").read_text())
-    assert set(told) == {"readout", "operators", "trajectory", "transport", "clusters"}
+    assert set(told) == {"readout", "operators", "trajectory", "transport", "kept", "clusters", "scores"}
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
 
 
 def test_a_text_too_short_to_move_says_what_is_left_out(tmp_path: Path) -> None:
     done = rheoscope("a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "How the cloud moves is left out: this needs at least 3 tokens" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert "clusters is left out: this needs at least 3 tokens" in said
+    assert "kept is left out" in said
+
+
+def test_a_report_is_never_overwritten_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    done = rheoscope("The keys to the cabinet", "--compare", "The key", "--json", "both.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "wrote report-2.html" in done.stdout
+    assert (tmp_path / "report.html").read_text() == "mine"
+    assert "2−1" in done.stdout
+    told = json.loads((tmp_path / "both.json").read_text())
+    assert told["readout"]["attrs"]["text"] == "The keys to the cabinet"
+    assert told["compared"]["readout"]["attrs"]["text"] == "The key"
+    again = rheoscope("The keys", "--html", "report.html", "--space", "sphere", cwd=tmp_path)
+    assert "replaced report.html" in again.stdout
+    assert "<dd>sphere</dd>" in (tmp_path / "report.html").read_text()
+
+
+def test_a_text_from_a_file_and_no_report(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("The keys to the cabinet\n")
+    done = rheoscope("--file", "notes.txt", "--no-html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "inet" in done.stdout
+    assert not list(tmp_path.glob("*.html"))
 
 
 @pytest.mark.parametrize(
@@ -121,10 +147,20 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["dynamics", "heet"], 1, "unknown experiment 'heet'; type one of heat"),
         (["dynamics"], 2, "--list for the"),
         (["flow", "two words", "--model", "./nowhere"], 1, "there is no directory ./nowhere"),
+        (["--file", "nowhere.txt"], 1, "there is no file nowhere.txt"),
+        (["--file", "file.txt"], 1, "file.txt is empty, expected text"),
+        (["--file", "binary"], 1, "binary is no text in UTF-8"),
+        (["--file", "."], 1, "cannot read .: Is a directory"),
+        (["flow"], 1, "got no text, expected one of them"),
+        (["flow", "a text", "--file", "file.txt"], 1, "got a text and --file"),
+        (["flow", "a text", "--space", "moon"], 1, "unknown space 'moon'; type one of raw, normed, sphere"),
+        (["flow", "a text", "--html", "a.html", "--no-html"], 1, "exclude each other"),
+        (["flow", "a text", "--html", "."], 1, "is a directory, expected a file name"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], status: int, says: str, tmp_path: Path) -> None:
     (tmp_path / "file.txt").write_text("")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
     done = rheoscope(*words, cwd=tmp_path)
     assert done.returncode == status
     assert says in done.stderr

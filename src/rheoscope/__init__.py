@@ -20,6 +20,8 @@ why                                   which components make a score, exactly
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
 transport                             is keeping identity the cheapest way to move the cloud? exact W₂
+plot, interactive                     what an analysis found, as a figure for papers, for notebooks
+save_report                           a text in a model as one self-contained page
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
 RheoscopeError                        the one error that a user's mistake raises
 """
@@ -37,6 +39,7 @@ _HOME = {
     "energy": "rheoscope.flow.energy",
     "dynamics": "rheoscope.flow.dynamics.bench",
     "experiments": "rheoscope.flow.dynamics.bench",
+    "interactive": "rheoscope.report.drawing",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "massive": "rheoscope.flow.massive",
@@ -44,11 +47,13 @@ _HOME = {
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
     "operators": "rheoscope.covers.operators",
+    "plot": "rheoscope.report.drawing",
     "purity": "rheoscope.flow.purity",
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
     "reversed_attention": "rheoscope.covers.reversed_attention",
     "reversed_map": "rheoscope.covers.reversed_attention",
+    "save_report": "rheoscope.report.flow_page",
     "scores": "rheoscope.covers.scores",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",

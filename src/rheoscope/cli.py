@@ -56,28 +56,35 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or f
 
 @app.command("flow")
 def flow_command(
-    text: Annotated[str, typer.Argument(help="The text; - reads it from standard input.")],
+    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from this file.")] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A second text, layer by layer beside it.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
     ] = None,
+    space: Annotated[str, typer.Option(help="raw, normed (after the final norm) or sphere (directions).")] = "raw",
     explain: Annotated[bool, typer.Option("--explain", help="Define every column.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report to this file (default: a free report.html).")
+    ] = None,
+    no_html: Annotated[bool, typer.Option("--no-html", help="Write no report.")] = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """The main job: a text through a model. `rheoscope "some text"` is the same.
+    """The main job: a text through a model, as a table and a report. `rheoscope "some text"` is the same.
 
-    Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 "The keys to the cabinet are"
+    Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 --file notes.txt --html notes.html
+    ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
     """
     from rheoscope.opening import load
     from rheoscope.report.flow import show
+    from rheoscope.report.texts import text_of
 
-    show(
-        load(model, device=device, dtype=dtype),
-        sys.stdin.read().removesuffix("\n") if text == "-" else text,
-        explain,
-        json,
-    )
+    said = text_of(text, file)
+    show(load(model, device=device, dtype=dtype), said, compare, space, explain, json, html, no_html)
 
 
 @app.command("operators")

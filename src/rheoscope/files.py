@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain, count
 from pathlib import Path
 
 from rheoscope.shapes import RheoscopeError
@@ -25,9 +26,19 @@ def written(path: Path, write: Callable[[Path], object]) -> str:
             existed = path.exists()
             temporary = stack.enter_context(whole(path))
         except OSError as error:
-            raise RheoscopeError(f"cannot write {path}: {error.strerror}; type another directory with --out") from error
+            raise RheoscopeError(f"cannot write {path}: {error.strerror}; type a name in another directory") from error
         write(temporary)
     return f"{'replaced' if existed else 'wrote'} {path}"
+
+
+def free(path: Path) -> Path:
+    """The path itself, or the first of name-2, name-3, … that is not taken: nothing is overwritten.
+
+    >>> free(Path("no such report.html")).name
+    'no such report.html'
+    """
+    names = chain([path], (path.with_stem(f"{path.stem}-{at}") for at in count(2)))
+    return next(name for name in names if not name.exists())
 
 
 @contextmanager

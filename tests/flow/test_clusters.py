@@ -152,3 +152,13 @@ def test_lineage_renames_clusters_and_keeps_the_name_of_those_that_stay(seed: in
     named = lineage(labels)
     assert all(float(rand_index(a, b)) == 1 for a, b in zip(named, labels, strict=True))
     assert torch.equal(named[3], named[2])
+
+
+def test_nulls_are_the_numbers_of_the_shuffled_cloud() -> None:
+    trace = planted(random(3, 40, 2) @ random(4, 2, 30))
+    found, x = rs.clusters(trace, seed=5), [shuffle(trace.points[0], 5 + draw) for draw in range(4)]
+    assert float(found.participation_ratio_null[0]) == pytest.approx(
+        np.mean([float(ranks(one - one.mean(0))[1]) for one in x])
+    )
+    assert float(found.intrinsic_dimension_null[0]) == pytest.approx(float(two_nearest(x[0])))
+    assert float(found.intrinsic_dimension[0]) < float(found.intrinsic_dimension_null[0]) / 2

@@ -81,6 +81,31 @@ def test_a_token_that_rests_has_a_defined_answer() -> None:
     assert float(still.straightness.max()) == 0
 
 
+def test_the_map_of_the_paths_is_the_plane_of_largest_spread() -> None:
+    trace = traced("gpt2", F64)
+    found = rs.trajectory(trace, keep_massive=True)
+    x = trace.points.flatten(0, 1).numpy()
+    x = x - x.mean(0)
+    u, sigma, _ = np.linalg.svd(x, full_matrices=False)
+    flat = found.place.values.reshape(-1, 2)
+    assert np.allclose(abs(flat), abs(u[:, :2] * sigma[:2]), atol=1e-6)
+    assert np.allclose(found.place_share, sigma[:2] ** 2 / (sigma**2).sum())
+    assert all(column[abs(column).argmax()] > 0 for column in flat.T)
+    before = torch.random.get_rng_state()
+    assert rs.trajectory(trace, keep_massive=True).place.equals(found.place)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert found.word.values.tolist() == trace.tokens
+
+
+def test_straightness_so_far_ends_at_the_straightness_of_the_way() -> None:
+    trace = traced("llama", F64)
+    found = rs.trajectory(trace, keep_massive=True)
+    assert np.allclose(found.straightness_so_far[-1], found.straightness)
+    x = trace.points[: trace.where[1] + 1]
+    first = (x[-1] - x[0]).norm(dim=-1) / x.diff(dim=0).norm(dim=-1).sum(0)
+    assert np.allclose(found.straightness_so_far[0], first)
+
+
 def test_spaces_grains_and_bad_points_are_told_in_one_line() -> None:
     trace = double("gpt2").trace(text())
     assert float(rs.trajectory(trace, space="sphere").path_length.max()) < float(rs.trajectory(trace).path_length.max())

@@ -23,7 +23,9 @@ DEFINITIONS = {
     "effective_rank_null": "the same with every coordinate shuffled among the tokens: what they alone give; depends on the basis of E",
     "effective_rank_null_sd": "standard deviation of that over the shuffles",
     "participation_ratio": "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
+    "participation_ratio_null": "mean of the same with every coordinate shuffled among the tokens",
     "intrinsic_dimension": "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",
+    "intrinsic_dimension_null": "the same with every coordinate shuffled among the tokens, once",
     "cluster_count": "groups of tokens that chains of steps below the angle hold together (single linkage, centred directions)",
     "cluster_count_null": "mean of the same with every coordinate shuffled among the tokens; depends on the basis of E",
     "cluster_count_null_sd": "standard deviation of that over the shuffles",
@@ -81,7 +83,12 @@ def clusters(
     values["lineage"] = (("point", "token"), lineage(labels))
     values["ari"] = (("step",), torch.stack([rand_index(a, b) for a, b in pairwise(labels)]))
     values["nmi"] = (("step",), torch.stack([mutual_information(a, b) for a, b in pairwise(labels)]))
-    coords = {"point": list(seen.steps), "token": seen.kept, "step": list(seen.steps[1:])}
+    coords = {
+        "point": list(seen.steps),
+        "token": seen.kept,
+        "word": ("token", seen.tokens),
+        "step": list(seen.steps[1:]),
+    }
     return dataset(
         values,
         DEFINITIONS,
@@ -96,7 +103,7 @@ def of_cloud(x: Float[Tensor, "n d"], angle: float, draws: int, seed: int) -> di
     centred, *nulls = (_still(y - y.mean(0), size) for y in (x, *(shuffle(x, seed + draw) for draw in range(draws))))
     cosine = cosines(centred)
     label, (rank, participation) = linked(cosine, angle), ranks(centred)
-    spread = torch.stack([ranks(null)[0] for null in nulls])
+    spread, participations = torch.stack([torch.stack(ranks(null)) for null in nulls]).unbind(-1)
     counts = torch.tensor([len(linked(cosines(null), angle).unique()) for null in nulls], dtype=x.dtype)
     return {
         "mean_cosine": mean_of_pairs(cosine),
@@ -105,7 +112,9 @@ def of_cloud(x: Float[Tensor, "n d"], angle: float, draws: int, seed: int) -> di
         "effective_rank_null": spread.mean(),
         "effective_rank_null_sd": spread.std(),
         "participation_ratio": participation,
+        "participation_ratio_null": participations.mean(),
         "intrinsic_dimension": two_nearest(x),
+        "intrinsic_dimension_null": two_nearest(nulls[0]),
         "cluster_count": torch.tensor(len(label.unique())),
         "cluster_count_null": counts.mean(),
         "cluster_count_null_sd": counts.std(),

@@ -21,6 +21,9 @@ DEFINITIONS = {
     "straightness": "chord over path length: 1 for a straight line; 1/√steps for steps at right angles",
     "straightness_null": "the same for displacements of the same lengths in random directions: √Σ speed² / Σ speed",
     "straightness_flipped": "mean straightness where each half-layer moves all tokens forwards or backwards at random, by draw",
+    "straightness_so_far": "chord over path length from the first step to the end of a layer",
+    "place": "where a token is on the two directions in which the paths of all tokens spread most (PCA over all points)",
+    "place_share": "share of the variance of all points that each of the two directions holds",
     "attention_share": "attention's share of the path in a layer: its summed speed over that of attention and MLP",
     "head_speed": "‖Δ_h‖, mean over tokens: how far what a head takes from the tokens moves one, in the stream as it is; without the "
     "bias of values, which no head owns",
@@ -41,7 +44,8 @@ def trajectory(
 
     **Gives** (step, token): `speed`, `relative_speed`; (turn, token): `turning`; (token): `path_length`, `chord`,
     `straightness` and its null; (draw): `straightness_flipped`; (layer): `attention_share`; (layer, head): `head_speed`,
-    `head_cosine`, whatever the space in the raw one. Massive tokens are dropped and listed in `attrs["massive"]`.
+    `head_cosine`, whatever the space in the raw one; (layer, token): `straightness_so_far`; (point, token, axis): `place`,
+    (axis): `place_share`, a map of the paths. Massive tokens are dropped and listed in `attrs["massive"]`.
 
     **Laws** chord ≤ path; straightness lies in [0, 1]; unchanged by a turn of the axes of E, scaled by a scale.
 
@@ -57,6 +61,7 @@ def trajectory(
     speed = moved.norm(dim=-1)
     heads = torch.stack([of_heads(trace, layer, seen.kept) for layer in range(trace.view.layers)], 1)
     path, chord = speed.sum(0), (seen.points[-1] - seen.points[0]).norm(dim=-1)
+    place, place_share = plane(seen.points)
     values = {
         "speed": (("step", "token"), speed),
         "relative_speed": (("step", "token"), speed / seen.points[:-1].norm(dim=-1).clamp(min=1e-30)),
@@ -66,12 +71,21 @@ def trajectory(
         "straightness": (("token",), _share(chord, path)),
         "straightness_null": (("token",), _share(speed.square().sum(0).sqrt(), path)),
         "straightness_flipped": (("draw",), flipped(moved, path, draws, seed)),
+        "straightness_so_far": (("layer", "token"), straightness_so_far(trace, seen.points, speed)),
+        "place": (("point", "token", "axis"), place),
+        "place_share": (("axis",), place_share),
         "attention_share": (("layer",), attention_share(trace, speed)),
         "head_speed": (("layer", "head"), heads[0]),
         "head_cosine": (("layer", "head"), heads[1]),
     }
-    numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    coords = {"step": list(seen.steps[1:]), "token": seen.kept} | numbers
+    coords = {
+        "point": list(seen.steps),
+        "step": list(seen.steps[1:]),
+        "token": seen.kept,
+        "word": ("token", seen.tokens),
+        "layer": range(trace.view.layers),
+        "head": range(trace.view.heads),
+    }
     attributes = {"analysis": "trajectory", "draws": draws, "seed": seed} | seen.attributes
     return dataset(values, DEFINITIONS, coords, attributes)
 
@@ -111,6 +125,30 @@ def attention_share(trace: Trace, speed: Float[Tensor, "s n"]) -> Float[Tensor, 
         attention, whole = speed[start:middle].sum(), speed[start:end].sum()
         shares.append(_share(attention, whole))
     return torch.stack(shares)
+
+
+def straightness_so_far(
+    trace: Trace, points: Float[Tensor, "p n d"], speed: Float[Tensor, "s n"]
+) -> Float[Tensor, "layer n"]:
+    """Chord over path up to the end of every layer; the last row is the straightness of the whole way."""
+    ends = torch.tensor([*trace.where[1:], len(trace.steps) - 1], device=points.device)
+    return _share((points[ends] - points[0]).norm(dim=-1), speed.cumsum(0)[ends - 1])
+
+
+def plane(points: Float[Tensor, "p n d"]) -> tuple[Float[Tensor, "p n 2"], Float[Tensor, " 2"]]:
+    """All points on the two directions in which they spread most, and the share of the variance that each holds.
+
+    The sign of a direction is free: the point farthest along it is put on the positive side.
+    """
+    flat = points.flatten(0, 1).cpu()
+    flat = flat - flat.mean(0)
+    with torch.random.fork_rng(devices=[]):  # the same picture every time, and the caller's draws untouched
+        torch.manual_seed(0)
+        axes = torch.svd_lowrank(flat, q=min(12, *flat.shape), niter=8)[2][:, :2]
+    place = torch.nn.functional.pad(flat @ axes, (0, 2 - axes.shape[-1]))
+    place = place * place.gather(0, place.abs().argmax(0, keepdim=True)).sign()
+    share = _share(place.square().sum(0), flat.square().sum().expand(2))
+    return place.unflatten(0, points.shape[:2]), share
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

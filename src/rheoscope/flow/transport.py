@@ -94,7 +94,12 @@ def transport(
         if progress is not None:
             progress(done + 1, len(pairs))
     attributes = {"analysis": "transport", "draws": draws, "seed": seed} | method(points, seed) | seen.attributes
-    coords = {"step": list(seen.steps[1:]), "token": seen.kept, "stride": list(strides)}
+    coords = {
+        "step": list(seen.steps[1:]),
+        "token": seen.kept,
+        "word": ("token", seen.tokens),
+        "stride": list(strides),
+    }
     return dataset(_values(points, moves, list(strides)), _definitions(), coords, attributes)
 
 

@@ -16,9 +16,13 @@ def as_json(dataset: "xarray.Dataset") -> dict[str, Any]:
     return _plain(dataset.to_dict())
 
 
-def save_json(datasets: dict[str, "xarray.Dataset"], path: Path) -> str:
-    """Datasets under their analyses' names."""
-    told = {name: as_json(dataset) for name, dataset in datasets.items()}
+def save_json(
+    datasets: dict[str, "xarray.Dataset"], path: Path, compared: dict[str, "xarray.Dataset"] | None = None
+) -> str:
+    """Datasets under their analyses' names; those of a second text the same way, under "compared"."""
+    told: dict[str, Any] = {name: as_json(dataset) for name, dataset in datasets.items()}
+    if compared is not None:
+        told["compared"] = {name: as_json(dataset) for name, dataset in compared.items()}
     return written(path, lambda temporary: temporary.write_text(json.dumps(told, ensure_ascii=False, indent=1)))
 
 

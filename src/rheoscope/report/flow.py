@@ -1,114 +1,178 @@
-"""A text in a model, in the terminal: what every layer predicts, how it moves the cloud, what kind of operators its heads are."""
+"""A text in a model, in the terminal: how every layer moves the cloud, what it predicts, what kind of operators its heads are."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.covers.operators import operators
-from rheoscope.flow.clusters import clusters
-from rheoscope.flow.readout import DEFINITIONS, readout
-from rheoscope.flow.trajectory import trajectory
-from rheoscope.flow.transport import transport
+from rheoscope.files import free
+from rheoscope.flow.cloud import SPACES
+from rheoscope.flow.readout import DEFINITIONS
+from rheoscope.report.answers import ANALYSES, WEIGHTS, Answers, answers
 from rheoscope.report.dataset import save_json
+from rheoscope.report.flow_page import flow_page
+from rheoscope.report.layers import NEXT, Words, columns, prediction, said
 from rheoscope.report.operators import terminal_table
+from rheoscope.report.tokens import shown
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     import xarray
+    from rich.console import Console
     from rich.table import Table
 
 HEADINGS = {"probability": "p(answer)", "rank": "rank", "entropy": "entropy"}
-MOTION = {
-    "moved": "the way that the layer makes a token go, over its length before each half-layer; median over tokens",
-    "attention": "attention's share of that way, the rest is the MLP's",
-    "κ": "1 where keeping every token's identity is the cheapest way to get the next cloud, 0 where it is no better than chance",
-    "κ null": "the same with the displacements permuted among the tokens",
-    "rank": "effective rank of the cloud after the layer: directions in use",
-    "rank null": "the same with every coordinate shuffled among the tokens",
-    "dimension": "intrinsic dimension (TwoNN) of the cloud after the layer",
-    "clusters": "groups of tokens that chains of steps below 45° hold together",
-}
+REPORT = Path("report.html")
+"""Where the page goes when nobody says; a name that is taken is left alone."""
 
 
-def shown(token: str) -> str:
-    """A token as one sees it: white space made visible, nothing that moves the cursor."""
-    marked = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
-    return "".join(character if character.isprintable() else "�" for character in marked)
-
-
-def layer_table(lens: "xarray.Dataset", words: dict[int, str]) -> "Table":
+def lens_table(lens: "xarray.Dataset", words: Words) -> "Table":
     """A row a layer: the answer's probability and rank, entropy, and the likeliest tokens."""
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("after", *HEADINGS.values()):
-        table.add_column(
-            heading, justify="left" if heading == "after" else "right", min_width=len(heading), no_wrap=True
-        )
+    table = _table(("after", *HEADINGS.values()))
     table.add_column("likeliest next tokens", overflow="ellipsis", no_wrap=True)
-    for point in [str(step) for step in lens.point.values if not str(step).endswith("resid_mid")]:
+    ends = [step for step in map(str, lens.point.values) if step == "embed" or step.endswith("resid_post")]
+    for point in ends:
         row = lens.sel(point=point)
         likely = (
-            f"{escape(shown(words[int(t)]))} [dim]{float(p):.2f}[/]"
-            for t, p in zip(row.top_tokens.values, row.top_probabilities.values, strict=True)
+            f"{escape(shown(words([int(t)])[0]))} [dim]{float(p):.2f}[/]"
+            for t, p in zip(row.top_tokens.values[:4], row.top_probabilities.values, strict=False)
         )
         figures = f"{float(row.probability):.3f}", f"{int(row['rank'])}", f"{float(row.entropy):.2f}"
         table.add_row(point.removesuffix(".resid_post"), *figures, "  ".join(likely))
     return table
 
 
-def motion_table(path: "xarray.Dataset", moved: "xarray.Dataset", gathered: "xarray.Dataset") -> "Table":
-    """A row a layer: how far it moves the cloud, who moves it, whether identity is the cheapest way, how the cloud spreads."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("layer", *MOTION):
-        table.add_column(heading, justify="left" if heading == "layer" else "right", no_wrap=True)
-    ways = path.relative_speed.median("token")
-    for layer in range(path.sizes["layer"]):
-        steps = [step for step in path.step.values if str(step).startswith(f"L{layer}.")]
-        figures = (
-            ways.sel(step=steps).sum(),
-            path.attention_share[layer],
-            moved.kappa[layer],
-            moved.kappa_null[layer],
-            gathered.effective_rank[layer + 1],
-            gathered.effective_rank_null[layer + 1],
-            gathered.intrinsic_dimension[layer + 1],
-        )
-        table.add_row(f"L{layer}", *(f"{float(x):.2f}" for x in figures), str(int(gathered.cluster_count[layer + 1])))
+def layer_table(told: Answers, layers: int, words: Words) -> "Table":
+    """A row a layer: every number, its null dim beside it, and what it would say next."""
+    asked = columns(told.found)
+    table = _table(("layer", *(column.title for column in asked)))
+    if "readout" in told.found:
+        table.add_column("next", overflow="ellipsis", no_wrap=True)
+    for layer in range(layers):
+        table.add_row(f"L{layer}", *_figures(told, layer), *_next(told, layer, words))
     return table
 
 
-def show(model: Any, text: str, explain: bool, json_file: Path | None) -> None:
-    """What `rheoscope TEXT` does: the tokens, what each layer predicts, how the cloud moves, the heads as operators."""
+def compared_table(first: Answers, second: Answers, layers: int, words: Words) -> "Table":
+    """Three rows a layer: the first text, the second, and the second minus the first."""
+    both = [column for column in columns(first.found) if column.analysis in second.found]
+    table = _table(("layer", "text", *(column.title for column in both)))
+    table.add_column("next", overflow="ellipsis", no_wrap=True)
+    for layer in range(layers):
+        values = [[column.value(told.found[column.analysis], layer) for column in both] for told in (first, second)]
+        for name, row, told in zip(("1", "2"), values, (first, second), strict=True):
+            table.add_row(f"L{layer}" if name == "1" else "", name, *map(said, row), *_next(told, layer, words))
+        table.add_row("", "2−1", *(said(b - a) for a, b in zip(*values, strict=True)), style="dim", end_section=True)
+    return table
+
+
+def _table(headings: tuple[str, ...]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        side = "left" if heading in ("layer", "after", "text") else "right"
+        table.add_column(heading, justify=side, min_width=len(heading), no_wrap=True)  # type: ignore[arg-type]
+    return table
+
+
+def _figures(told: Answers, layer: int) -> list[str]:
+    cells = []
+    for column in columns(told.found):
+        dataset = told.found[column.analysis]
+        null = f" [dim]{said(column.null(dataset, layer)):>4}[/]" if column.null else ""
+        cells.append(said(column.value(dataset, layer)) + null)
+    return cells
+
+
+def _next(told: Answers, layer: int, words: Words) -> list[str]:
+    from rich.markup import escape
+
+    if "readout" not in told.found:
+        return []
+    word, chance = prediction(told.found, layer, words)
+    return [f"{escape(word)} [dim]{said(chance)}[/]"]
+
+
+def show(
+    model: Any,
+    text: str,
+    second: str | None = None,
+    space: str = "raw",
+    explain: bool = False,
+    json_file: Path | None = None,
+    html: Path | None = None,
+    no_html: bool = False,
+) -> None:
+    """What `rheoscope TEXT` does: every layer in a table, what each predicts, the heads as operators, and a report."""
     from rich.console import Console
 
-    console, trace = Console(highlight=False), model.trace(text)
-    lens, heads = readout(model.view, trace, k=4), operators(model.view)
-    facts, found = model.view.facts, {"readout": lens, "operators": heads}
-    console.print(
-        f"[dim]{facts['model']} · {model.view.layers} layers, {model.view.heads} heads · {facts['certificate']}[/]"
-    )
-    console.print(f"{len(trace)} tokens: " + " ".join(shown(token) for token in trace.tokens), markup=False)
-    words = {int(t): model.words([int(t)])[0] for t in {*lens.top_tokens.values.ravel().tolist(), lens.attrs["answer"]}}
-    answer = shown(words[lens.attrs["answer"]])
-    console.print(f"\nWhat each layer says comes next; the answer is {answer}", markup=False)
-    console.print(layer_table(lens, words))
-    try:
-        motion = {"trajectory": trajectory(trace), "transport": transport(trace), "clusters": clusters(trace)}
-    except RheoscopeError as error:
-        console.print(f"\nHow the cloud moves is left out: {error}", markup=False)
-    else:
-        console.print("\nHow each layer moves the cloud")
-        console.print(motion_table(*motion.values()))
-        left_out = [f"{at} {shown(trace.tokens[at])}" for at in trace.massive()]
-        console.print(f"massive tokens left out: {', '.join(left_out) or 'none'}", markup=False, style="dim")
-        found |= motion
-    console.print("\nHeads as operators: median over the heads of a layer")
-    console.print(terminal_table(heads))
+    if space not in SPACES:
+        raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
+    if html is not None and no_html:
+        raise RheoscopeError("--html and --no-html exclude each other; type one of them")
+    console = Console(highlight=False)
+    told = _asked(model, text, space)
+    other = None if second is None else _asked(model, second, space)
+    tell(console, model, told, other)
     if explain:
-        told = {title: DEFINITIONS[name] for name, title in HEADINGS.items()} | MOTION
-        console.print("\n".join(f"[bold]{title}[/]: {said}" for title, said in told.items()))
+        explained(console, told)
     if json_file is not None:
-        console.print(save_json(found, json_file), soft_wrap=True)
+        compared = None if other is None else other.found
+        console.print(save_json(told.found, json_file, compared), soft_wrap=True)
+    if not no_html:
+        _reported(console, model, told, html)
+
+
+def _asked(model: Any, text: str, space: str) -> Answers:
+    """All answers about a text, with a word on stderr about what takes so long."""
+    from rich.console import Console
+
+    trace = model.trace(text)
+    with Console(stderr=True).status("reading") as status:
+        return answers(model, trace, space, ANALYSES | WEIGHTS, lambda name: status.update(f"asking {name}"))
+
+
+def tell(console: "Console", model: Any, told: Answers, other: Answers | None) -> None:
+    """Everything that is printed."""
+    facts, view = model.view.facts, model.view
+    console.print(f"[dim]{facts['model']} · {view.layers} layers, {view.heads} heads · {facts['certificate']}[/]")
+    for name, one in (("", told),) if other is None else (("text 1, ", told), ("text 2, ", other)):
+        tokens = " ".join(shown(token) for token in one.trace.tokens)
+        console.print(f"{name}{len(one.trace)} tokens: {tokens}", markup=False)
+        left_out = [f"{at} {shown(one.trace.tokens[at])}" for at in one.trace.massive()]
+        console.print(f"massive tokens left out: {', '.join(left_out) or 'none'}", markup=False, style="dim")
+    if columns(told.found) and other is None:
+        console.print("\nHow each layer moves the cloud, the null dim beside each number")
+        console.print(layer_table(told, view.layers, model.words))
+    elif columns(told.found) and other is not None:
+        console.print("\nHow each layer moves the cloud of each text, and the difference")
+        console.print(compared_table(told, other, view.layers, model.words))
+    if "readout" in told.found:
+        lens = told.found["readout"]
+        answer = shown(model.words([int(lens.attrs["answer"])])[0])
+        console.print(f"\nWhat each layer says comes next; the answer is {answer}", markup=False)
+        console.print(lens_table(lens, model.words))
+    for name, why in told.left_out.items():
+        console.print(f"\n{name} is left out: {why}", markup=False)
+    console.print("\nHeads as operators: median over the heads of a layer")
+    console.print(terminal_table(told.found["operators"]))
+
+
+def explained(console: "Console", told: Answers) -> None:
+    """What every column means."""
+    defined = {column.title: column.definition for column in columns(told.found)} | {"next": NEXT}
+    defined |= {title: DEFINITIONS[name] for name, title in HEADINGS.items()}
+    console.print("\n".join(f"[bold]{title}[/]: {text}" for title, text in defined.items()))
+
+
+def _reported(console: "Console", model: Any, told: Answers, html: Path | None) -> None:
+    """The page where it was asked for, or beside the user; only an asked one fails aloud."""
+    drawn = Answers(told.trace, {name: told.found[name] for name in ANALYSES if name in told.found}, told.left_out)
+    page = flow_page(model, drawn)
+    try:
+        console.print(page.save(free(REPORT) if html is None else html), soft_wrap=True)
+    except RheoscopeError as error:
+        if html is not None:
+            raise
+        console.print(f"no report: {error}", soft_wrap=True, markup=False, style="dim")

@@ -1,45 +1,108 @@
-"""One self-contained HTML file of headings, figures and tables: no script, no font, no address outside itself."""
+"""One self-contained HTML file of headings, figures and tables: no font, no picture, no address outside itself.
+
+Everything can be read without its script: the script only shows the words under the pointer at once, on touch too.
+"""
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.files import written
+from rheoscope.report.draw.inline import figures
+from rheoscope.report.picture import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CSS = """
-:root { color-scheme: light dark; --ink: #1d2433; --muted: #5d6678; --line: #dde2ec; --paper: #ffffff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8ecf4; --muted: #9aa5ba; --line: #2c3447; --paper: #12161f; } }
+:root { color-scheme: light dark; --ink: #1d2433; --muted: #5d6678; --line: #dde2ec; --paper: #ffffff; --soft: #f5f7fb; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8ecf4; --muted: #9aa5ba; --line: #2c3447; --paper: #12161f; --soft: #1a202c; } }
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
 body { margin: 0 auto; max-width: 76rem; padding: 2.5rem 1.5rem 4rem; font: 16px/1.55 system-ui, sans-serif;
-  background: var(--paper); color: var(--ink); }
-h1 { font-size: 1.9rem; letter-spacing: -.02em; margin: 0 0 .3rem; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 .6rem; }
-p.lead { color: var(--muted); margin: 0 0 1.5rem; max-width: 62ch; }
-figure { margin: 0; }
+  background: var(--paper); color: var(--ink); overflow-wrap: anywhere; }
+h1 { font-size: clamp(1.4rem, 4vw, 1.9rem); line-height: 1.25; letter-spacing: -.02em; margin: 0 0 .5rem; text-wrap: balance; }
+h2 { font-size: 1.3rem; letter-spacing: -.01em; margin: 3rem 0 .6rem; }
+h3 { font-size: .92rem; margin: 0 0 .25rem; }
+p.lead, p.caption { color: var(--muted); margin: 0 0 1.5rem; max-width: 72ch; }
+p.caption { font-size: .92rem; margin: 0 0 1.2rem; }
+section > ul { max-width: 76ch; padding-left: 1.2rem; }
+figure { margin: 0; min-width: 0; }
 figure img { width: 100%; background: #fff; border-radius: .5rem; border: 1px solid var(--line); }
 figcaption { color: var(--muted); font-size: .9rem; margin-top: .5rem; max-width: 75ch; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { text-align: left; color: var(--muted); font-weight: 600; }
+th, td { padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: normal; }
+th { text-align: left; color: var(--muted); font-weight: 600; white-space: nowrap; }
 td:first-child { font-weight: 600; white-space: nowrap; }
-[title] { text-decoration: underline dotted var(--muted); cursor: help; }
+table.numbers :is(th, td) { text-align: right; white-space: nowrap; padding-block: .25rem; }
+table.numbers :is(th, td):is(:first-child, :last-child) { text-align: left; }
+table.numbers :is(th, td):last-child { padding-left: 1.2rem; }
+span[title], span[data-tip] { text-decoration: underline dotted var(--muted); text-underline-offset: .2em; cursor: help; }
+small { color: var(--muted); }
+.tokens { display: flex; flex-wrap: wrap; gap: .25rem; padding: 0; margin: 0; list-style: none; font: .85rem/1.4 ui-monospace, monospace; }
+.tokens li { background: var(--soft); border: 1px solid var(--line); border-radius: .3rem; padding: 0 .35rem; }
+.tokens li.massive { border-color: #d9622b; box-shadow: inset 0 -2px #d9622b; }
+.panels { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 1.8rem 1.6rem; align-items: start; grid-auto-flow: dense; }
+.tall { grid-row: span 2; }
+.of2 { grid-column: span 2; } .of3 { grid-column: 1 / -1; }
+@media (max-width: 60rem) { .panels { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
+@media (max-width: 42rem) { .panels { grid-template-columns: minmax(0, 1fr); } .of2 { grid-column: auto; }
+  body { padding: 1.5rem 1rem 3rem; } }
+.key { display: flex; flex-wrap: wrap; gap: 0 1rem; list-style: none; margin: 0; padding: 0; font-size: .78rem; color: var(--muted); }
+.key i { display: inline-block; width: 1.1rem; height: 0; border-top: 2.5px solid var(--c); margin-right: .4rem; vertical-align: middle; }
+.key i.dashed { border-top-style: dashed; }
+.key i.dots { width: .55rem; height: .55rem; border: 0; border-radius: 50%; background: var(--c); }
+svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; }
+svg text { fill: var(--muted); } svg text.axis { fill: var(--muted); } svg .cell text, svg text.word { fill: var(--ink); }
+svg .cell text.on { fill: #fff; } svg .cell rect { stroke: var(--line); stroke-width: .5; }
+svg .cell rect.marked { stroke: var(--ink); stroke-width: 2; } svg .cell:hover rect { stroke: var(--ink); stroke-width: 1.5; }
+svg .grid { stroke: var(--line); } svg .hit { fill: transparent; } svg .hit:hover { fill: var(--muted); fill-opacity: .16; }
+svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; } svg .line.null { stroke-dasharray: 5 4; stroke-width: 1.6; }
+svg .path { fill: none; stroke-width: 1.1; stroke-opacity: .65; stroke-linejoin: round; }
+svg .path:hover { stroke-width: 3; stroke-opacity: 1; } svg .shape:hover { fill-opacity: .85; }
+#tip { position: fixed; z-index: 9; pointer-events: none; max-width: min(22rem, 90vw); padding: .4rem .6rem; border-radius: .4rem;
+  background: var(--ink); color: var(--paper); font-size: .8rem; line-height: 1.4; white-space: pre-line; }
+details summary { cursor: pointer; color: var(--muted); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .85rem; color: var(--muted); }
+dt { font-weight: 600; } dd { margin: 0; }
 footer { margin-top: 3rem; color: var(--muted); font-size: .85rem; }
+@media print { :root { --ink: #000; --muted: #444; --line: #ccc; --paper: #fff; --soft: #f5f5f5; } #tip { display: none; }
+  body { padding: 0; font-size: 11px; } figure, tr { break-inside: avoid; } .scroll { overflow: visible; } svg { min-width: 0 !important; }
+  .panels { grid-template-columns: repeat(3, minmax(0, 1fr)); } h3 span[data-tip]::after { content: ". " attr(data-tip); font-weight: 400; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+"""
+SCRIPT = """
+const tip = document.createElement("div"); tip.id = "tip"; tip.hidden = true; document.body.append(tip);
+for (const one of document.querySelectorAll("[title]")) {
+  one.dataset.tip = one.title; one.removeAttribute("title"); one.tabIndex = 0; one.setAttribute("aria-description", one.dataset.tip); }
+for (const one of document.querySelectorAll("svg title")) { one.parentNode.dataset.tip = one.textContent; one.remove(); }
+const show = (event) => {
+  const of = event.target.closest?.("[data-tip]");
+  tip.hidden = !of;
+  if (!of) return;
+  tip.textContent = of.dataset.tip;
+  const box = of.getBoundingClientRect(), x = event.clientX ?? box.left, y = event.clientY ?? box.bottom;
+  tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - tip.offsetWidth - 4)) + "px";
+  tip.style.top = (y + 18 + tip.offsetHeight > innerHeight ? y - tip.offsetHeight - 10 : y + 18) + "px"; };
+for (const name of ["pointermove", "pointerdown", "focusin"]) document.addEventListener(name, show);
+document.addEventListener("scroll", () => tip.hidden = true, true);
+document.addEventListener("keydown", (event) => { if (event.key == "Escape") tip.hidden = true; });
 """
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell with a definition one hover away."""
+    """A table cell with a definition one hover away, and a small addition, such as a null."""
 
     text: str
     title: str = ""
+    small: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,19 +126,35 @@ class Page:
         image = f'<img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
         return self.section(heading, f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
 
-    def table(self, heading: str, header: Sequence[str | Cell], rows: Sequence[Sequence[str | Cell]]) -> "Page":
+    def drawing(self, picture: Picture) -> "Page":
+        """A picture drawn into the page, with its caption."""
+        return self.section(picture.title, figures(picture))
+
+    def lines(self, heading: str, said: Sequence[str]) -> "Page":
+        return self.section(heading, f"<ul>{''.join(f'<li>{escape(one)}</li>' for one in said)}</ul>")
+
+    def facts(self, heading: str, told: Mapping[str, str]) -> "Page":
+        """Names and what they stand for, side by side."""
+        rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in told.items())
+        return self.section(heading, f"<dl>{rows}</dl>")
+
+    def table(
+        self, heading: str, header: Sequence[str | Cell], rows: Sequence[Sequence[str | Cell]], kind: str = ""
+    ) -> "Page":
+        """A table; of `kind` "numbers", all but the first and last column are flush right."""
         head = "".join(_cell("th", cell) for cell in header)
         body = "".join(f"<tr>{''.join(_cell('td', cell) for cell in row)}</tr>" for row in rows)
-        return self.section(heading, f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>')
+        table = f"<table{f' class={kind}' if kind else ''}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return self.section(heading, f'<div class="scroll">{table}</div>')
 
     def html(self) -> str:
         from rheoscope import __version__
 
         return (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self.title)}</title><style>{CSS}</style><body><h1>{escape(self.title)}</h1>"
             f'<p class="lead">{escape(self.lead)}</p>{"".join(self.parts)}'
-            f"<footer>Rheoscope {escape(__version__)}</footer></body></html>\n"
+            f'<footer>Rheoscope {escape(__version__)}</footer><script type="module">{SCRIPT}</script></body></html>\n'
         )
 
     def save(self, path: Path) -> str:
@@ -95,4 +174,5 @@ def save(data: bytes, path: Path) -> str:
 def _cell(tag: str, cell: str | Cell) -> str:
     cell = cell if isinstance(cell, Cell) else Cell(cell)
     title = f' title="{escape(cell.title, quote=True)}"' if cell.title else ""
-    return f"<{tag}><span{title}>{escape(cell.text)}</span></{tag}>"
+    small = f" <small>{escape(cell.small)}</small>" if cell.small else ""
+    return f"<{tag}><span{title}>{escape(cell.text)}</span>{small}</{tag}>"

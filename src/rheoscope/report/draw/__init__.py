@@ -1,0 +1,1 @@
+"""Three hands that draw the same pictures: for papers, for notebooks, for pages."""

@@ -1,0 +1,94 @@
+"""Pictures for papers: matplotlib."""
+
+from typing import TYPE_CHECKING
+
+from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
+from rheoscope.report.style import INK, MUTED, PAPER, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, ROW = 12.0, 2.9
+
+
+def on_paper(picture: Picture) -> "Figure":
+    """All panels of a picture on one sheet."""
+    rows = picture.rows()
+    heights = [max(panel.height for panel in row) for row in rows]
+    with styled():
+        figure = new_figure(WIDTH, ROW * sum(heights) + 0.4)
+        grid = figure.add_gridspec(len(rows), 3, height_ratios=heights)
+        for at, row in enumerate(rows):
+            left = 0
+            for panel in row:
+                draw(figure.add_subplot(grid[at, left : left + panel.columns]), panel)
+                left += panel.columns
+        figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def draw(axes: "Axes", panel: Panel) -> None:
+    """One panel: its marks in their order, then its axes and its key."""
+    for mark in panel.marks:
+        put(axes, mark)
+    dress(axes, panel)
+
+
+def put(axes: "Axes", mark: Line | Shape | Cells | Word) -> None:
+    if isinstance(mark, Line):
+        look = {"solid": "-", "dashed": "--", "dots": "o"}[mark.style]
+        width = 0.8 if mark.tip else 1.6
+        label = "" if mark.tip else mark.name
+        axes.plot(mark.x, mark.y, look, color=colour_of(mark.colour), label=label, linewidth=width, markersize=3.5)
+    elif isinstance(mark, Shape):
+        axes.fill(mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0)
+    elif isinstance(mark, Word):
+        side = {"left": "right", "right": "left", "middle": "center"}[mark.side]
+        axes.text(mark.x, mark.y, plain(mark.text), ha=side, va="center", fontsize=7, color=INK)
+    else:
+        put_cells(axes, mark)
+
+
+def put_cells(axes: "Axes", cells: Cells) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shades = cells.shades
+    colours = LinearSegmentedColormap.from_list("two", [colour_of("second"), PAPER, colour_of("first")])
+    axes.imshow(shades, cmap=colours, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+    for row, texts in enumerate(cells.texts):
+        for column, text in enumerate(texts):
+            strong = abs(shades[row, column]) > 0.6
+            weight = "bold" if (row, column) in cells.marked else "normal"
+            colour = PAPER if strong else INK
+            axes.text(column, row, plain(text), ha="center", va="center", fontsize=7, color=colour, fontweight=weight)
+
+
+def plain(text: str) -> str:
+    """A dollar sign is a dollar sign, not the start of a formula."""
+    return text.replace("$", r"\$")
+
+
+def dress(axes: "Axes", panel: Panel) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=9, color=INK)
+    for axis, which, set_scale, limits in (
+        (panel.x, axes.xaxis, axes.set_xscale, axes.set_xlim),
+        (panel.y, axes.yaxis, axes.set_yscale, axes.set_ylim),
+    ):
+        if axis.log:
+            set_scale("log")
+        elif not any(isinstance(mark, Cells) for mark in panel.marks):
+            limits(*panel.span("x" if axis is panel.x else "y"))
+        label(which, axis)
+    axes.spines[["left", "bottom"]].set_visible(not panel.y.bare)
+    if len(panel.key) > 1:
+        axes.legend(frameon=False, fontsize=7)
+
+
+def label(which: object, axis: Axis) -> None:
+    which.set_label_text(axis.label, color=MUTED)  # type: ignore[attr-defined]
+    if axis.bare:
+        which.set_ticks([])  # type: ignore[attr-defined]
+    elif axis.names:
+        at = thinned(axis, 12 if len(axis.names) <= 40 else 8)
+        which.set_ticks(at, [plain(axis.names[i]) for i in at])  # type: ignore[attr-defined]

@@ -1,0 +1,54 @@
+"""A Dataset as a figure: the file in plot/ that has the analysis's name knows how."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.shapes import RheoscopeError
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+
+def plot(dataset: "xarray.Dataset", **more: Any) -> "Figure":
+    """What an analysis found, as a matplotlib Figure for papers: `rs.plot(rs.transport(trace)).savefig("transport.pdf")`.
+
+    **Takes** any Dataset of `readout`, `trajectory`, `transport`, `kept`, `clusters`, `scores` or `operators`; for
+    `readout`, `words=model.words` puts texts in the place of token ids.
+
+    **Relation** `interactive` draws the same for notebooks, `save_report` all of them on one page.
+
+    >>> import rheoscope as rs
+    >>> figure = rs.plot(rs.trajectory(rs.load().trace("The keys to the cabinet are")))
+    >>> len(figure.axes)
+    4
+    """
+    return _drawn("plot", dataset, more)
+
+
+def interactive(dataset: "xarray.Dataset", **more: Any) -> Any:
+    """What an analysis found, as a plotly Figure for notebooks, with the numbers under the pointer.
+
+    **Takes** what `plot` takes, but `operators`; needs `pip install 'rheoscope[notebook]'`.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> lens = rs.readout(model.view, model.trace("The keys to the cabinet are"))
+    >>> type(rs.interactive(lens, words=model.words)).__name__
+    'Figure'
+    """
+    return _drawn("interactive", dataset, more)
+
+
+def _drawn(way: str, dataset: "xarray.Dataset", more: dict[str, Any]) -> Any:
+    name = str(getattr(dataset, "attrs", {}).get("analysis", ""))
+    home = f"rheoscope.report.plot.{name}"
+    draw = getattr(import_module(home), f"{way}_{name}", None) if name.isidentifier() and find_spec(home) else None
+    if draw is None:
+        came = f"one of {name!r}" if name else type(dataset).__name__
+        raise RheoscopeError(
+            f"{way} draws Datasets of readout, trajectory, transport, kept, clusters or scores, got {came}; "
+            f"type rs.{way}(rs.trajectory(trace))"
+        )
+    return draw(dataset, **more)

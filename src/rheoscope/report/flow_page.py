@@ -1,0 +1,133 @@
+"""A text in a model as one page: what was run, what was found, every layer, every picture, and where the numbers come from."""
+
+from collections.abc import Sequence
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.report.answers import Answers, answers
+from rheoscope.report.layers import NEXT, columns, prediction, said
+from rheoscope.report.page import Cell, Page
+from rheoscope.report.picture import Picture, number
+from rheoscope.report.tokens import shown
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+TITLE = 90
+"""Letters of the text that a heading can carry; the tokens below it are the whole text."""
+
+
+def save_report(model: Any, trace: Any, path: str | Path, findings: Sequence[str] = (), space: str = "raw") -> str:
+    """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
+
+    **Gives** the sentence "wrote …", or "replaced …" where there was a file of that name: nothing is overwritten in
+    silence.
+
+    **Holds** the text as tokens, `findings` if there are any, a table with a row a layer, the pictures of `readout`,
+    `trajectory`, `transport`, `kept`, `clusters` and `scores` with their nulls, and the provenance of every number. An
+    analysis that cannot say anything of this text is named with its reason. `space` is raw, normed or sphere.
+
+    **Relation** `plot` and `interactive` draw one of the pictures, for papers and for notebooks.
+
+    >>> import rheoscope as rs, tempfile
+    >>> model = rs.load()
+    >>> rs.save_report(model, model.trace("The keys to the cabinet are"), tempfile.mkdtemp() + "/report.html").split()[0]
+    'wrote'
+    """
+    if not isinstance(trace, Trace):
+        raise RheoscopeError(
+            f"a report is about one Trace, got {type(trace).__name__}; type one of them, as traces[0] or linked.target"
+        )
+    return flow_page(model, answers(model, trace, space), findings).save(Path(path))
+
+
+def flow_page(model: Any, told: Answers, findings: Sequence[str] = ()) -> Page:
+    """The page of these answers."""
+    trace, title = told.trace, shortened(told.trace)
+    page = Page(title, lead(model, told)).section("The text", token_strip(told))
+    page = page.lines("Findings", findings) if findings else page
+    page = layer_section(page, model, told)
+    for name, dataset in told.found.items():
+        page = page.drawing(picture_of(name, dataset, model.words))
+    if told.left_out:
+        page = page.lines("Left out", [f"{name}: {why}" for name, why in told.left_out.items()])
+    return page.facts("Where the numbers come from", provenance(trace, told))
+
+
+def picture_of(name: str, dataset: "xarray.Dataset", words: Any) -> Picture:
+    """The picture of an analysis lives in the file of its name."""
+    draw = getattr(import_module(f"rheoscope.report.plot.{name}"), f"picture_{name}")
+    return draw(dataset, words) if name == "readout" else draw(dataset)
+
+
+def shortened(trace: Trace) -> str:
+    """The text on one line, cut where a heading ends."""
+    text = " ".join((trace.text or "".join(trace.tokens)).split())
+    return text if len(text) <= TITLE else text[: TITLE - 1].rstrip() + "…"
+
+
+def lead(model: Any, told: Answers) -> str:
+    view, massive = model.view, told.trace.massive()
+    named = ", ".join(f"{at} {shown(told.trace.tokens[at])}" for at in massive)
+    left_out = f"{len(massive)} massive tokens left out of the clouds: {named}" if massive else "no massive token"
+    return (
+        f"{view.facts['model']}: {view.layers} layers, {view.heads} heads, width {view.width}. "
+        f"{len(told.trace)} tokens; {left_out}. Definitions are under the dotted words, numbers under the pictures."
+    )
+
+
+def token_strip(told: Answers) -> str:
+    """Every token in its place; massive ones are marked, the others tell how they moved."""
+    path, massive = told.found.get("trajectory"), set(told.trace.massive())
+    seen = {} if path is None else {int(token): at for at, token in enumerate(path.token.values)}
+    items = []
+    for at, token in enumerate(told.trace.tokens):
+        tip = f"token {at}"
+        if at in massive:
+            tip += ": massive, longer than five times the median at some step; left out of the clouds"
+        elif path is not None:
+            one = path.isel(token=seen[at])
+            tip += (
+                f": path {number(float(one.path_length))}, straightness {number(float(one.straightness))} "
+                f"(null {number(float(one.straightness_null))})"
+            )
+        kind = ' class="massive"' if at in massive else ""
+        items.append(f'<li{kind} title="{escape(tip, quote=True)}">{escape(shown(token))}</li>')
+    return f'<ol class="tokens">{"".join(items)}</ol>'
+
+
+def layer_section(page: Page, model: Any, told: Answers) -> Page:
+    """The table: every number with its null small beside it, and what comes next."""
+    asked = columns(told.found)
+    if not asked and "readout" not in told.found:
+        return page
+    header: list[str | Cell] = ["layer", *(Cell(c.title, c.definition, "null" * (c.null is not None)) for c in asked)]
+    header += [Cell("next", NEXT)] * ("readout" in told.found)
+    rows: list[list[str | Cell]] = []
+    for layer in range(model.view.layers):
+        row: list[str | Cell] = [f"L{layer}"]
+        for column in asked:
+            dataset = told.found[column.analysis]
+            row.append(
+                Cell(said(column.value(dataset, layer)), "", said(column.null(dataset, layer)) if column.null else "")
+            )
+        if "readout" in told.found:
+            word, chance = prediction(told.found, layer, model.words)
+            row.append(Cell(word, "", said(chance)))
+        rows.append(row)
+    return page.table("Layer by layer", header, rows, "numbers")
+
+
+def provenance(trace: Trace, told: Answers) -> dict[str, str]:
+    """What made the numbers: model and weights, settings, and the text's own hash is its text."""
+    settings = {
+        f"{name}: {key}": str(dataset.attrs[key])
+        for name, dataset in told.found.items()
+        for key in ("space", "grain", "draws", "seed", "angle", "k")
+        if key in dataset.attrs
+    }
+    return {name: value for name, value in trace.provenance.items() if name != "text"} | settings

@@ -1,0 +1,224 @@
+"""A picture as values: panels of lines, shapes, cells and words.
+
+An analysis says once what its picture shows; `draw/` holds the hands that draw it: matplotlib for papers, plotly for
+notebooks, SVG for pages. So all three show the same numbers.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+PALETTE = {
+    "first": "#2f6fbf",
+    "second": "#d9622b",
+    "third": "#2a9a74",
+    "fourth": "#a8559a",
+    "fifth": "#94801f",
+    "sixth": "#6d62cf",
+    "seventh": "#c23b4e",
+    "eighth": "#1f8fa6",
+    "null": "#8a93a6",
+    "alone": "#8a93a6",
+}
+"""Colours that stand at least 3:1 off white and off a dark page, so that one palette serves both."""
+CLUSTERS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+DEPTH = ("#2f6fbf", "#4a6cbb", "#6768b4", "#8263a8", "#9b5f97", "#b15d80", "#c35f62", "#d0623f")
+"""From the first to the last of an ordered row."""
+
+Numbers = Sequence[float | int] | np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Values at x; `style` is solid, dashed or dots. With `tip`, the whole line answers a pointer, else every x does."""
+
+    name: str
+    x: Numbers
+    y: Numbers
+    colour: str = "first"
+    style: str = "solid"
+    tip: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """A closed, filled outline."""
+
+    name: str
+    x: Numbers
+    y: Numbers
+    colour: str = "first"
+    opacity: float = 0.5
+    tip: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A map of rows x columns; colour from `low` over 0 to `high`, negative values in the second colour."""
+
+    values: np.ndarray
+    texts: Sequence[Sequence[str]] = ()
+    tips: Sequence[Sequence[str]] = ()
+    marked: frozenset[tuple[int, int]] = frozenset()
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def shades(self) -> np.ndarray:
+        """Every value from −1 (as dark as it gets, below zero) to 1; 0 where there is none."""
+        reach = max(abs(self.low), abs(self.high), 1e-30)
+        return np.clip(np.nan_to_num(self.values.astype(float), nan=0.0) / reach, -1, 1)
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word at a place, `side` of it: left, right or middle."""
+
+    x: float | int
+    y: float | int
+    text: str
+    side: str = "right"
+
+
+Mark = Line | Shape | Cells | Word
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`names` are those of the places 0, 1, …, written at `marked` ones or at all; without names the axis is one of numbers.
+
+    A `bare` axis has no ticks.
+    """
+
+    label: str = ""
+    names: tuple[str, ...] = ()
+    marked: tuple[int, ...] = ()
+    log: bool = False
+    bare: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes with what stands on it; `about` says how to read it, `columns` of three it takes, `height` in rows."""
+
+    title: str
+    about: str
+    marks: tuple[Mark, ...]
+    x: Axis = field(default_factory=Axis)
+    y: Axis = field(default_factory=Axis)
+    columns: int = 1
+    height: float = 1.0
+
+    @property
+    def key(self) -> dict[str, tuple[str, str]]:
+        """Name → (colour, style) of the series that need one: those with a name and no hover text of their own."""
+        series = [mark for mark in self.marks if isinstance(mark, Line) and mark.name and not mark.tip]
+        return {mark.name: (mark.colour, mark.style) for mark in series}
+
+    def span(self, direction: str) -> tuple[float, float]:
+        """The least and greatest value on the axis `x` or `y`, with some air."""
+        axis: Axis = getattr(self, direction)
+        values = np.concatenate([_extent(mark, direction) for mark in self.marks] or [np.array([0.0, 1.0])])
+        values = values[np.isfinite(values) & ((values > 0) | (not axis.log))]
+        low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+        if not axis.log and low == high:  # one place, or values that are all the same, in the middle
+            low, high = low - 0.5, high + 0.5
+        elif not axis.log and not axis.names:
+            air = 0.06 * (high - low)
+            low, high = (low if low == 0 else low - air), high + air
+        return (low if axis.low is None else axis.low), (high if axis.high is None else axis.high)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What one analysis shows: a title, its panels, and a caption that says what it is, its null and how to read it."""
+
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+
+    def rows(self, columns: int = 3) -> list[list[Panel]]:
+        """Panels side by side while they fit.
+
+        >>> one, wide = Panel("", "", ()), Panel("", "", (), columns=3)
+        >>> [len(row) for row in Picture("", "", (one, one, wide, one)).rows()]
+        [2, 1, 1]
+        """
+        rows: list[list[Panel]] = []
+        for panel in self.panels:
+            if not rows or sum(other.columns for other in rows[-1]) + panel.columns > columns:
+                rows.append([])
+            rows[-1].append(panel)
+        return rows
+
+
+def colour_of(name: str) -> str:
+    """A colour of the palette by its name; a written colour (#…) is itself.
+
+    >>> colour_of("null"), colour_of("#123456")
+    ('#8a93a6', '#123456')
+    """
+    return name if name.startswith("#") else PALETTE[name]
+
+
+def along(at: int, count: int) -> str:
+    """The colour of place `at` in an ordered row of `count`."""
+    return DEPTH[min(at * len(DEPTH) // max(count, 1), len(DEPTH) - 1)]
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About `count` round numbers from low to high.
+
+    >>> ticks(0.0, 1.0), ticks(3.0, 47.0)
+    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [10.0, 20.0, 30.0, 40.0])
+    """
+    rough = max(high - low, 1e-12) / count
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * times for times in (1, 2, 5, 10) if size * times >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [round(at * step, 12) for at in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten from low to high, with twice and five times them where there are few.
+
+    >>> decades(1.0, 2500.0), decades(30.0, 250.0)
+    ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0])
+    """
+    powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    all_of_them = [power * times for power in powers for times in (1, 2, 5)]
+    tens, more = ([x for x in some if low * 0.999 <= x <= high * 1.001] for some in (powers, all_of_them))
+    return tens if len(tens) > 2 else more
+
+
+def number(value: float) -> str:
+    """A number as it is said: three digits that count.
+
+    >>> number(0.0), number(0.1234), number(12.34), number(1234567.0), number(float("nan"))
+    ('0', '0.123', '12.3', '1.23e+06', 'none')
+    """
+    if not math.isfinite(value):
+        return "none" if math.isnan(value) else "∞"
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+def thinned(axis: Axis, most: int) -> list[int]:
+    """At most `most` evenly spaced places of an axis with names.
+
+    >>> thinned(Axis(names=tuple("abcdefghij")), 4), thinned(Axis(names=tuple("abcdefg"), marked=(0, 2, 4, 6)), 2)
+    ([0, 3, 6, 9], [0, 4])
+    """
+    places = axis.marked or range(len(axis.names))
+    return list(places[:: max(1, math.ceil(len(places) / most))])
+
+
+def _extent(mark: Mark, direction: str) -> np.ndarray:
+    """What a mark takes up along an axis."""
+    if isinstance(mark, Cells):
+        rows, columns = mark.values.shape
+        return np.array([-0.5, (columns if direction == "x" else rows) - 0.5])
+    return np.atleast_1d(np.asarray(getattr(mark, direction), dtype=float))

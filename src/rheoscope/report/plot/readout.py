@@ -1,0 +1,96 @@
+"""Where the prediction forms: the likeliest tokens of every step, the answer's rank, entropy and KL."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture
+from rheoscope.report.tokens import places, shown
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+Words = Callable[[list[int]], list[str]]
+"""From token ids to their texts: `model.words`."""
+CAPTION = (
+    "The logit lens: every step of the last token is read by the model's own final norm and unembedding. Early layers need "
+    "not speak the language that the unembedding reads, so a low probability there says that the answer is not written yet, "
+    "not that nothing is known."
+)
+
+
+def picture_readout(dataset: "xarray.Dataset", words: Words | None = None) -> Picture:
+    """The table of likeliest tokens, then the answer's rank, its probability, and what is still open."""
+    layers = dataset.isel(point=ends(dataset))
+    told = {token: shown(text) for token, text in _texts(dataset, words).items()}
+    answer = told[int(dataset.attrs["answer"])]
+    return Picture(
+        "Where the prediction forms", CAPTION, (table(layers, told), ranks(dataset, answer), open_questions(dataset))
+    )
+
+
+def table(dataset: "xarray.Dataset", told: dict[int, str]) -> Panel:
+    """A row a layer: its likeliest tokens, shaded by probability; the answer is ringed."""
+    ids, chances = dataset.top_tokens.values, dataset.top_probabilities.values
+    rows = places(dataset.point.values)
+    texts = [[told[int(token)] for token in row] for row in ids]
+    tips = [
+        [f"after {place}: {told[int(t)]} with probability {p:.3f}" for t, p in zip(row, law, strict=True)]
+        for place, row, law in zip(rows, ids, chances, strict=True)
+    ]
+    marked = frozenset((int(r), int(c)) for r, c in np.argwhere(ids == dataset.attrs["answer"]))
+    about = (
+        "Each row: the tokens that a layer finds likeliest to come next, the darker the likelier; the answer is ringed."
+    )
+    names = tuple(f"{k + 1}." for k in range(ids.shape[1]))
+    return Panel(
+        "Likeliest next tokens",
+        about,
+        (Cells(chances, texts, tips, marked),),
+        Axis("from the likeliest on", names),
+        Axis("", tuple(rows)),
+        columns=2,
+        height=max(1.9, (len(rows) * 19 + 50) / 236),
+    )
+
+
+def ends(dataset: "xarray.Dataset") -> list[int]:
+    """The embedding, and the end of every layer."""
+    return [at for at, step in enumerate(dataset.point.values) if at == 0 or str(step).endswith("resid_post")]
+
+
+def depth(dataset: "xarray.Dataset") -> Axis:
+    return Axis("", tuple(places(dataset.point.values)), tuple(ends(dataset)))
+
+
+def ranks(dataset: "xarray.Dataset", answer: str) -> Panel:
+    about = f"{dataset['rank'].attrs['definition']}; 1 where the step says what the model says in the end."
+    rank = Line("rank", range(dataset.sizes["point"]), dataset["rank"].values.astype(float))
+    return Panel(f"Rank of the answer {answer}", about, (rank,), depth(dataset), Axis("rank", log=True))
+
+
+def open_questions(dataset: "xarray.Dataset") -> Panel:
+    at = range(dataset.sizes["point"])
+    entropy, kl = dataset.entropy, dataset.kl
+    about = f"Entropy: {entropy.attrs['definition']}. KL: {kl.attrs['definition']}."
+    lines = Line("entropy", at, entropy.values), Line("KL to the end", at, kl.values, "second")
+    return Panel("What is still open", about, lines, depth(dataset), Axis("nats", low=0.0))
+
+
+def plot_readout(dataset: "xarray.Dataset", words: Words | None = None) -> "Figure":
+    """The picture with matplotlib, for papers; `words=model.words` puts texts for token ids."""
+    return on_paper(picture_readout(dataset, words))
+
+
+def interactive_readout(dataset: "xarray.Dataset", words: Words | None = None) -> Any:
+    """The picture with plotly, for notebooks; `words=model.words` puts texts for token ids."""
+    return in_notebook(picture_readout(dataset, words))
+
+
+def _texts(dataset: "xarray.Dataset", words: Words | None) -> dict[int, str]:
+    ids = sorted({*dataset.top_tokens.values.ravel().tolist(), int(dataset.attrs["answer"])})
+    return {token: f"#{token}" if words is None else words([token])[0] for token in ids}

@@ -1,0 +1,114 @@
+"""How tokens move: their paths on one plane, how fast every layer moves them and who does, how straight they go."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import Axis, Line, Panel, Picture, along, number
+from rheoscope.report.tokens import shown
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "Every token is a point that each half-layer displaces. Straightness is chord over path; its null gives the same "
+    "displacements random directions, so above it updates reinforce each other and below it they cancel. The map shows two "
+    "directions of many: distances on it are at most the true ones. Massive tokens, longer than five times the median, are "
+    "left out: "
+)
+
+
+MOST = 200
+"""Paths that one map can hold; of more tokens, evenly spaced ones are drawn."""
+
+
+def picture_trajectory(dataset: "xarray.Dataset") -> Picture:
+    """The map of the paths, speed and shares layer by layer, straightness token by token."""
+    massive = ", ".join(str(token) for token in dataset.attrs["massive"]) or "none"
+    panels = paths(dataset), speeds(dataset), shares(dataset), straight(dataset)
+    return Picture("How tokens move", f"{CAPTION}{massive}.", panels)
+
+
+def paths(dataset: "xarray.Dataset") -> Panel:
+    """A line a token through all points, an open start and a dot at the end; colour is the place in the text."""
+    place, words = dataset.place.values, [shown(str(word)) for word in dataset.word.values]
+    marks, drawn = [], range(0, len(words), -(-len(words) // MOST))
+    for at in drawn:
+        token, word, colour = dataset.token.values[at], words[at], along(at, len(words))
+        tip = f"token {token} {word}: path {number(float(dataset.path_length[at]))}, straightness {number(float(dataset.straightness[at]))}"
+        marks += [
+            Line(word, place[:, at, 0], place[:, at, 1], colour, tip=tip),
+            Line(word, place[-1:, at, 0], place[-1:, at, 1], colour, "dots", tip),
+        ]
+    share = dataset.place_share.values
+    about = "One line a token, from the embedding to the dot after the last layer; blue tokens come first in the text, red last."
+    about += f" {len(drawn)} of {len(words)} are drawn." if len(drawn) < len(words) else ""
+    x, y = (Axis(f"direction {k + 1}: {float(share[k]):.0%} of the variance") for k in (0, 1))
+    return Panel("Paths of the tokens", about, tuple(marks), x, y, columns=2, height=1.9)
+
+
+def speeds(dataset: "xarray.Dataset") -> Panel:
+    """Median relative speed of every half-layer, a line for each maker."""
+    layers, steps = dataset.sizes["layer"], [str(step) for step in dataset.step.values]
+    median = np.median(dataset.relative_speed.values, axis=1)
+    table = {name: np.zeros(layers) for name in ("attention", "MLP", "norm", "cross attention")}
+    for step, value in zip(steps, median, strict=True):
+        table[maker(step, steps)][int(step.split(".")[0][1:])] += value
+    colours = {"attention": "first", "MLP": "second", "norm": "null", "cross attention": "third"}
+    lines = tuple(Line(name, range(layers), x, colours[name]) for name, x in table.items() if x.any())
+    about = f"{dataset.relative_speed.attrs['definition']}; median over tokens."
+    names = tuple(f"L{layer}" for layer in range(layers))
+    return Panel("How far each layer moves them", about, lines, Axis("", names), Axis("relative speed", log=True))
+
+
+def maker(step: str, steps: list[str]) -> str:
+    """Who made a step: post-norm blocks have points of their own for the sums, so their other points are norms.
+
+    >>> maker("L0.resid_mid", ["L0.resid_mid", "L0.resid_post"]), maker("L0.resid_mid", ["L0.attn_sum", "L0.resid_mid"])
+    ('attention', 'norm')
+    """
+    layer, name = step.split(".")
+    if "cross" in name:
+        return "cross attention"
+    if f"{layer}.attn_sum" in steps:
+        return {"attn_sum": "attention", "mlp_sum": "MLP"}.get(name, "norm")
+    return "attention" if name == "resid_mid" else "MLP"
+
+
+def shares(dataset: "xarray.Dataset") -> Panel:
+    names = tuple(f"L{layer}" for layer in range(dataset.sizes["layer"]))
+    at = range(len(names))
+    lines = (
+        Line("attention's share", at, dataset.attention_share.values),
+        Line("straightness so far", at, np.median(dataset.straightness_so_far.values, axis=1), "third"),
+    )
+    share, straight = (dataset[name].attrs["definition"] for name in ("attention_share", "straightness_so_far"))
+    about = f"Share: {share}. Straightness: {straight}, median over tokens."
+    return Panel("Attention's share, and straightness", about, lines, Axis("", names), Axis(low=0.0, high=1.0))
+
+
+def straight(dataset: "xarray.Dataset") -> Panel:
+    """Every token beside its null."""
+    names = tuple(
+        f"{token} {shown(str(word))}" for token, word in zip(dataset.token.values, dataset.word.values, strict=True)
+    )
+    at = range(len(names))
+    marks = (
+        Line("null", at, dataset.straightness_null.values, "null", "dots"),
+        Line("straightness", at, dataset.straightness.values, "first", "dots"),
+    )
+    about = f"{dataset.straightness.attrs['definition']}. Null: {dataset.straightness_null.attrs['definition']}."
+    return Panel("Straightness of every token", about, marks, Axis("token", names), Axis(low=0.0), columns=3)
+
+
+def plot_trajectory(dataset: "xarray.Dataset") -> "Figure":
+    """The picture with matplotlib, for papers."""
+    return on_paper(picture_trajectory(dataset))
+
+
+def interactive_trajectory(dataset: "xarray.Dataset") -> Any:
+    """The picture with plotly, for notebooks."""
+    return in_notebook(picture_trajectory(dataset))

@@ -1,0 +1,24 @@
+"""Tokens, steps and layers as a person reads them."""
+
+from collections.abc import Iterable
+
+
+def shown(token: str) -> str:
+    """A token as one sees it: white space made visible, nothing that moves the cursor.
+
+    >>> shown(" on\\n")
+    '·on↵'
+    """
+    marked = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
+    return "".join(character if character.isprintable() else "�" for character in marked)
+
+
+def places(steps: Iterable[object]) -> list[str]:
+    """Steps by the layer that made them: the end of a layer is the layer, the middle of it its attention.
+
+    >>> places(["embed", "L0.resid_mid", "L0.resid_post"])
+    ['embed', 'L0 attention', 'L0']
+    """
+    return [
+        str(step).removesuffix(".resid_post").replace(".resid_mid", " attention").replace(".", " ") for step in steps
+    ]

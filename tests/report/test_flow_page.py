@@ -1,0 +1,111 @@
+"""The report of a text: whole, escaped, alone, and honest about what it leaves out."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rheoscope as rs
+from rheoscope.report.flow_page import TITLE, flow_page, shortened
+from rheoscope.report.layers import columns, said
+from tests.report.cases import FLOW, TEXT, Parts, model, told
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return flow_page(model(), told(), ["Tokens move far in <L0>."]).html()
+
+
+def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
+    parts = Parts(html)
+    assert [tag for tag in parts.open if tag not in ("html", "meta")] == []
+    assert parts.texts["h1"] == [shortened(told().trace)]
+    assert parts.texts["h2"] == [
+        "The text", "Findings", "Layer by layer", "Where the prediction forms", "How tokens move", "Must tokens stay themselves?",
+        "What stays of the geometry", "Do tokens gather?", "What scores are made of", "Where the numbers come from",
+    ]  # fmt: skip
+    assert "Tokens move far in <L0>." in parts.texts["li"]
+    assert "Findings" not in Parts(flow_page(model(), told()).html()).texts["h2"]
+    assert str(told().trace.facts["weights"]) in parts.texts["dd"]
+
+
+def test_nothing_outside_the_page_is_asked_for(html: str) -> None:
+    assert re.findall(r"https?:|url\(|@import|src=|href=", html) == []
+    assert len(html) < 300_000
+
+
+def test_every_picture_says_in_words_what_it_shows(html: str) -> None:
+    sheets = [attrs for tag, attrs in Parts(html).elements if tag == "svg"]
+    assert len(sheets) == 3 + 4 + 5 + 2 + 4 + shown_scores()
+    for attrs in sheets:
+        assert attrs["role"] == "img"
+        assert len(str(attrs["aria-label"])) > 30
+
+
+def shown_scores() -> int:
+    from rheoscope.report.plot.scores import picture_scores
+
+    return len(picture_scores(told().found["scores"]).panels)
+
+
+def test_the_table_holds_every_number_of_every_layer(html: str) -> None:
+    table = html[html.index("<table") : html.index("</table>")]
+    for column in columns(told().found):
+        dataset = told().found[column.analysis]
+        for layer in range(6):
+            assert f"<span>{said(column.value(dataset, layer))}</span>" in table
+    assert Parts(table).count("tr") == 7
+    assert [len(re.findall("<td", row)) for row in table.split("<tr>")[2:]] == [len(columns(told().found)) + 2] * 6
+
+
+@pytest.mark.parametrize(
+    "text", ["<script>alert(1)</script>", "a & b \"quoted\" 'so' </svg></title> $x$ <b>", "\x00\x1b[31m red"]
+)
+def test_a_text_stays_a_text(text: str) -> None:
+    page = flow_page(model(), told(text)).html()
+    plain = flow_page(model(), told("a b c d e f g h i j k l m n o p q r s t u v w")).html()
+    parts = Parts(page)
+    assert {tag for tag, _ in parts.elements} <= {tag for tag, _ in Parts(plain).elements}
+    assert parts.count("script") == 1
+    assert "alert(1)" not in "".join(parts.texts["script"])
+    assert not any(name.startswith("on") for _, attrs in parts.elements for name in attrs)
+    assert "\x1b" not in "".join(parts.texts["li"])
+    assert parts.count("li") >= len(told(text).trace)
+
+
+def test_massive_tokens_are_named_and_marked() -> None:
+    trace = told().trace
+    points = trace.points.clone()
+    points[3, 4] *= 1000
+    from rheoscope.report.answers import answers
+
+    page = flow_page(model(), answers(model(), replace(trace, points=points))).html()
+    assert Parts(page).count("li", "massive") == 1
+    assert f"1 massive tokens left out of the clouds: 4 {trace.tokens[4].replace(' ', '·')}" in page
+
+
+def test_a_short_text_says_what_is_left_out() -> None:
+    page = flow_page(model(), told("a")).html()
+    assert "clusters: this needs at least 3 tokens" in page
+    assert "Do tokens gather?" not in page
+    assert "Where the prediction forms" in page
+
+
+def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path: Path) -> None:
+    trace, path = told().trace, tmp_path / "new" / "report.html"
+    assert rs.save_report(model(), trace, path, ["one"], space="sphere") == f"wrote {path}"
+    assert rs.save_report(model(), trace, str(path)) == f"replaced {path}"
+    assert "<li>one</li>" not in path.read_text()
+    with pytest.raises(rs.RheoscopeError, match="a report is about one Trace, got list"):
+        rs.save_report(model(), [trace], path)
+
+
+def test_a_long_text_has_a_short_heading() -> None:
+    assert shortened(told().trace) == TEXT[: TITLE - 1].rstrip() + "…"
+    assert shortened(replace(told().trace, text="a\n b")) == "a b"
+    assert shortened(replace(told().trace, text="")).startswith("<|endoftext|>The")
+
+
+def test_every_analysis_of_the_flow_is_asked() -> None:
+    assert tuple(told().found) == FLOW

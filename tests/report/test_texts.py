@@ -1,0 +1,35 @@
+"""Where a text comes from, and what is refused."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+import rheoscope as rs
+from rheoscope.files import free
+from rheoscope.report.texts import text_of
+
+
+def test_typed_piped_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("Grüße\n\n", encoding="utf-8")
+    assert text_of("a", None) == "a"
+    assert text_of(None, file) == "Grüße\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    assert text_of("-", None) == "from a pipe"
+
+
+def test_a_file_without_text_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "zero").write_bytes(b"a\0b")
+    (tmp_path / "blank").write_text(" \n")
+    for name, says in (("zero", "holds zero bytes"), ("blank", "is empty"), ("none", "there is no file")):
+        with pytest.raises(rs.RheoscopeError, match=says):
+            text_of(None, tmp_path / name)
+
+
+def test_a_free_name_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    assert free(path) == path
+    path.touch()
+    (tmp_path / "report-2.html").touch()
+    assert free(path) == tmp_path / "report-3.html"
