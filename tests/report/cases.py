@@ -8,7 +8,7 @@ import rheoscope as rs
 from rheoscope.report.answers import Answers, answers
 
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
-FLOW = ("readout", "trajectory", "transport", "kept", "clusters", "scores")
+FLOW = ("readout", "trajectory", "transport", "kept", "clusters", "purity", "massive", "energy", "scores")
 
 
 @cache

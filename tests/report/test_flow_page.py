@@ -4,11 +4,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rheoscope as rs
+from rheoscope.report.answers import answers
 from rheoscope.report.flow_page import TITLE, flow_page, shortened
-from rheoscope.report.layers import columns, said
+from rheoscope.report.layers import columns, prediction, said
+from rheoscope.report.tokens import shown
 from tests.report.cases import FLOW, TEXT, Parts, model, told
 
 
@@ -23,7 +26,8 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     assert parts.texts["h1"] == [shortened(told().trace)]
     assert parts.texts["h2"] == [
         "The text", "Findings", "Layer by layer", "Where the prediction forms", "How tokens move", "Must tokens stay themselves?",
-        "What stays of the geometry", "Do tokens gather?", "What scores are made of", "Where the numbers come from",
+        "What stays of the geometry", "Do tokens gather?", "What clusters are made of", "Massive tokens",
+        "Is it a gradient flow?", "What scores are made of", "Where the numbers come from",
     ]  # fmt: skip
     assert "Tokens move far in <L0>." in parts.texts["li"]
     assert "Findings" not in Parts(flow_page(model(), told()).html()).texts["h2"]
@@ -37,7 +41,7 @@ def test_nothing_outside_the_page_is_asked_for(html: str) -> None:
 
 def test_every_picture_says_in_words_what_it_shows(html: str) -> None:
     sheets = [attrs for tag, attrs in Parts(html).elements if tag == "svg"]
-    assert len(sheets) == 3 + 4 + 5 + 2 + 4 + shown_scores()
+    assert len(sheets) == 3 + 4 + 5 + 2 + 4 + 2 + 0 + 4 + shown_scores()
     for attrs in sheets:
         assert attrs["role"] == "img"
         assert len(str(attrs["aria-label"])) > 30
@@ -74,12 +78,48 @@ def test_a_text_stays_a_text(text: str) -> None:
     assert parts.count("li") >= len(told(text).trace)
 
 
+def test_a_token_stays_a_token() -> None:
+    tokens = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', *told().trace.tokens[2:]]
+    page = flow_page(model(), answers(model(), replace(told().trace, tokens=tokens))).html()
+    parts = Parts(page)
+    assert parts.count("script") == 1
+    assert parts.count("img") == 0
+    assert "<script>alert(1)</script>" in parts.texts["li"]
+
+
+def test_the_table_of_a_layer_is_about_the_end_of_that_layer() -> None:
+    found = told().found
+    path, moves, cloud = (found[name] for name in ("trajectory", "transport", "clusters"))
+    end = cloud.sel(point="L2.resid_post")
+    speed = path.speed.values[:6]
+    expected = {
+        "moved": float(path.relative_speed.sel(step=["L2.resid_mid", "L2.resid_post"]).median("token").sum()),
+        "attn": float(path.attention_share.sel(layer=2)),
+        "straight": float(path.straightness_so_far.sel(layer=2).median()),
+        "κ": float(moves.kappa.sel(step="L2.resid_post")),
+        "clusters": float(end.cluster_count),
+        "rank": float(end.effective_rank),
+        "dim": float(end.intrinsic_dimension),
+    }
+    nulls = {
+        "straight": float(np.median(np.sqrt((speed**2).sum(0)) / speed.sum(0))),
+        "κ": float(moves.kappa_null.sel(step="L2.resid_post")),
+        "clusters": float(end.cluster_count_null),
+        "rank": float(end.effective_rank_null),
+        "dim": float(end.intrinsic_dimension_null),
+    }
+    asked = columns(found)
+    assert {c.title: c.value(found[c.analysis], 2) for c in asked} == pytest.approx(expected)
+    assert {c.title: c.null(found[c.analysis], 2) for c in asked if c.null} == pytest.approx(nulls)
+    word, chance = prediction(found, 5, model().words)
+    assert word == shown(model().words([int(found["readout"].attrs["answer"])])[0])
+    assert chance == pytest.approx(float(found["readout"].probability[-1]))
+
+
 def test_massive_tokens_are_named_and_marked() -> None:
     trace = told().trace
     points = trace.points.clone()
     points[3, 4] *= 1000
-    from rheoscope.report.answers import answers
-
     page = flow_page(model(), answers(model(), replace(trace, points=points))).html()
     assert Parts(page).count("li", "massive") == 1
     assert f"1 massive tokens left out of the clouds: 4 {trace.tokens[4].replace(' ', '·')}" in page
@@ -94,9 +134,9 @@ def test_a_short_text_says_what_is_left_out() -> None:
 
 def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path: Path) -> None:
     trace, path = told().trace, tmp_path / "new" / "report.html"
-    assert rs.save_report(model(), trace, path, ["one"], space="sphere") == f"wrote {path}"
+    assert rs.save_report(model(), trace, path, space="sphere") == f"wrote {path}"
     assert rs.save_report(model(), trace, str(path)) == f"replaced {path}"
-    assert "<li>one</li>" not in path.read_text()
+    assert "candidates were tested" in path.read_text()
     with pytest.raises(rs.RheoscopeError, match="a report is about one Trace, got list"):
         rs.save_report(model(), [trace], path)
 

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.covers.operators import operators
 from rheoscope.covers.scores import scores
 from rheoscope.flow.clusters import clusters
+from rheoscope.flow.energy import energy
 from rheoscope.flow.kept import kept
+from rheoscope.flow.massive import massive
+from rheoscope.flow.purity import purity
 from rheoscope.flow.readout import readout
 from rheoscope.flow.trajectory import trajectory
 from rheoscope.flow.transport import transport
@@ -17,7 +20,9 @@ from rheoscope.space.trace import Trace
 if TYPE_CHECKING:
     import xarray
 
-Ask = Callable[[Any, Trace, str], "xarray.Dataset"]
+Found = dict[str, "xarray.Dataset"]
+Ask = Callable[[Any, Trace, str, Found], "xarray.Dataset"]
+"""From a model, a text, a space and what was found before to an answer."""
 MANY = 256
 """Tokens from which the null of the kept geometry takes fewer draws: each costs all pairs."""
 
@@ -27,16 +32,23 @@ def _kept(trace: Trace, space: str) -> "xarray.Dataset":
     return kept(trace, space, k=max(1, min(5, left - 2)), draws=20 if left <= MANY else 4)
 
 
+def _purity(trace: Trace, space: str, found: Found) -> "xarray.Dataset":
+    return purity(trace, found["clusters"] if "clusters" in found else clusters(trace, space), draws=100)
+
+
 ANALYSES: dict[str, Ask] = {
-    "readout": lambda model, trace, space: readout(model.view, trace),
-    "trajectory": lambda model, trace, space: trajectory(trace, space),
-    "transport": lambda model, trace, space: transport(trace, space),
-    "kept": lambda model, trace, space: _kept(trace, space),
-    "clusters": lambda model, trace, space: clusters(trace, space),
-    "scores": lambda model, trace, space: scores(trace),
+    "readout": lambda model, trace, space, found: readout(model.view, trace),
+    "trajectory": lambda model, trace, space, found: trajectory(trace, space),
+    "transport": lambda model, trace, space, found: transport(trace, space),
+    "kept": lambda model, trace, space, found: _kept(trace, space),
+    "clusters": lambda model, trace, space, found: clusters(trace, space),
+    "purity": lambda model, trace, space, found: _purity(trace, space, found),
+    "massive": lambda model, trace, space, found: massive(trace),
+    "energy": lambda model, trace, space, found: energy(model.view, trace),
+    "scores": lambda model, trace, space, found: scores(trace),
 }
 """Name → how it is asked, in the order of the report. A new analysis of the flow is a line here and a file in plot/."""
-WEIGHTS: dict[str, Ask] = {"operators": lambda model, trace, space: operators(model.view)}
+WEIGHTS: dict[str, Ask] = {"operators": lambda model, trace, space, found: operators(model.view)}
 """What is asked of the weights alone."""
 
 
@@ -57,13 +69,14 @@ def answers(
     >>> import rheoscope as rs
     >>> model = rs.load()
     >>> sorted(answers(model, model.trace("a")).left_out)
-    ['clusters', 'kept']
+    ['clusters', 'kept', 'purity']
     """
-    found, left_out = {}, {}
+    found: Found = {}
+    left_out: dict[str, str] = {}
     for name, ask in asked.items():
         tell(name)
         try:
-            found[name] = ask(model, trace, space)
+            found[name] = ask(model, trace, space, found)
         except RheoscopeError as error:
             left_out[name] = str(error)
     return Answers(trace, found, left_out)

@@ -64,6 +64,19 @@ def findings(found: Datasets, most: int = MOST) -> tuple[list[Finding], int]:
     return list(told.values())[:most], sum(one.tries for one in tested)
 
 
+def as_dataset(told: Sequence[Finding], tested: int) -> "xarray.Dataset":
+    """Findings as a Dataset (finding): for JSON and for programs; `attrs["tested"]` counts the candidates.
+
+    >>> as_dataset([Finding("a", "b", 1.0, 0.0, 0.5, 2.0)], 7).attrs["tested"]
+    7
+    """
+    import xarray as xr
+
+    names = ("text", "analysis", "value", "null", "spread", "z", "q", "tries")
+    data = {name: ("finding", [getattr(one, name) for one in told]) for name in names}
+    return xr.Dataset(data, attrs={"analysis": "findings", "tested": tested, "level": LEVEL})
+
+
 def corrected(tested: Sequence[Finding]) -> list[Finding]:
     """The same with q-values: p · m / rank, made monotone from the least sure on."""
     chance = [min(1.0, math.erfc(abs(one.z) / math.sqrt(2)) * one.tries) for one in tested]
@@ -177,6 +190,20 @@ def meaning(found: Datasets) -> list[Finding]:
     return told
 
 
+def climbing(found: Datasets) -> list[Finding]:
+    if "energy" not in found:
+        return []
+    heads = found["energy"]
+    count, tested = int(heads.gradient_like.sum()), heads.gradient_like.size
+    at = np.unravel_index(int(np.nanargmax(heads.z.values)), heads.z.shape)
+    text = (
+        f"{count} of {tested} heads move tokens up their own energy beyond chance, L{at[0]}.H{at[1]} most: cos(Δ, ∇Λ) "
+        f"{float(heads.cosine.values[at]):.2f}, with its content map turned at random 0 ± {float(heads.cosine_null_sd.values[at]):.2f}."
+    )
+    return [Finding(text, "energy", float(heads.cosine.values[at]), 0.0, float(heads.cosine_null_sd.values[at]),
+                    float(heads.z.values[at]) if count else float("nan"), tested)]  # fmt: skip
+
+
 def prediction(found: Datasets) -> list[Finding]:
     if "readout" not in found or found["readout"].sizes.get("elsewhere", 0) < 4:
         return []
@@ -233,5 +260,5 @@ def operators(found: Datasets) -> list[Finding]:
 
 
 CANDIDATES: tuple[Callable[[Datasets], list[Finding]], ...] = (
-    straightness, identity, geometry, gathering, meaning, prediction, giants, operators,
+    straightness, identity, geometry, gathering, meaning, climbing, prediction, giants, operators,
 )  # fmt: skip

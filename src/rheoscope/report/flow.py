@@ -8,7 +8,8 @@ from rheoscope.flow.cloud import SPACES
 from rheoscope.flow.readout import DEFINITIONS
 from rheoscope.report.answers import ANALYSES, WEIGHTS, Answers, answers
 from rheoscope.report.dataset import save_json
-from rheoscope.report.flow_page import flow_page
+from rheoscope.report.findings import as_dataset, findings
+from rheoscope.report.flow_page import flow_page, sentences
 from rheoscope.report.layers import NEXT, Words, columns, prediction, said
 from rheoscope.report.operators import terminal_table
 from rheoscope.report.tokens import shown
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HEADINGS = {"probability": "p(answer)", "rank": "rank", "entropy": "entropy"}
+WIDE = 110
+"""Columns of a terminal that has room for nulls; the page and --json have them always."""
 REPORT = Path("report.html")
 """Where the page goes when nobody says; a name that is taken is left alone."""
 
@@ -42,14 +45,14 @@ def lens_table(lens: "xarray.Dataset", words: Words) -> "Table":
     return table
 
 
-def layer_table(told: Answers, layers: int, words: Words) -> "Table":
-    """A row a layer: every number, its null dim beside it, and what it would say next."""
+def layer_table(told: Answers, layers: int, words: Words, nulls: bool) -> "Table":
+    """A row a layer: every number, its null dim beside it where there is room, and what it would say next."""
     asked = columns(told.found)
     table = _table(("layer", *(column.title for column in asked)))
     if "readout" in told.found:
         table.add_column("next", overflow="ellipsis", no_wrap=True)
     for layer in range(layers):
-        table.add_row(f"L{layer}", *_figures(told, layer), *_next(told, layer, words))
+        table.add_row(f"L{layer}", *_figures(told, layer, nulls), *_next(told, layer, words))
     return table
 
 
@@ -76,11 +79,11 @@ def _table(headings: tuple[str, ...]) -> "Table":
     return table
 
 
-def _figures(told: Answers, layer: int) -> list[str]:
+def _figures(told: Answers, layer: int, nulls: bool) -> list[str]:
     cells = []
     for column in columns(told.found):
         dataset = told.found[column.analysis]
-        null = f" [dim]{said(column.null(dataset, layer)):>4}[/]" if column.null else ""
+        null = f" [dim]{said(column.null(dataset, layer)):>4}[/]" if column.null and nulls else ""
         cells.append(said(column.value(dataset, layer)) + null)
     return cells
 
@@ -119,7 +122,8 @@ def show(
         explained(console, told)
     if json_file is not None:
         compared = None if other is None else other.found
-        console.print(save_json(told.found, json_file, compared), soft_wrap=True)
+        numbers = told.found | {"findings": as_dataset(*findings(told.found))}
+        console.print(save_json(numbers, json_file, compared), soft_wrap=True)
     if not no_html:
         _reported(console, model, told, html)
 
@@ -143,8 +147,9 @@ def tell(console: "Console", model: Any, told: Answers, other: Answers | None) -
         left_out = [f"{at} {shown(one.trace.tokens[at])}" for at in one.trace.massive()]
         console.print(f"massive tokens left out: {', '.join(left_out) or 'none'}", markup=False, style="dim")
     if columns(told.found) and other is None:
-        console.print("\nHow each layer moves the cloud, the null dim beside each number")
-        console.print(layer_table(told, view.layers, model.words))
+        wide = console.width >= WIDE
+        console.print(f"\nHow each layer moves the cloud{', the null dim beside each number' if wide else ''}")
+        console.print(layer_table(told, view.layers, model.words, wide))
     elif columns(told.found) and other is not None:
         console.print("\nHow each layer moves the cloud of each text, and the difference")
         console.print(compared_table(told, other, view.layers, model.words))
@@ -155,6 +160,9 @@ def tell(console: "Console", model: Any, told: Answers, other: Answers | None) -
         console.print(lens_table(lens, model.words))
     for name, why in told.left_out.items():
         console.print(f"\n{name} is left out: {why}", markup=False)
+    console.print("\nFindings")
+    for line in sentences(*findings(told.found)):
+        console.print(f"• {line}", markup=False)
     console.print("\nHeads as operators: median over the heads of a layer")
     console.print(terminal_table(told.found["operators"]))
 
@@ -169,7 +177,7 @@ def explained(console: "Console", told: Answers) -> None:
 def _reported(console: "Console", model: Any, told: Answers, html: Path | None) -> None:
     """The page where it was asked for, or beside the user; only an asked one fails aloud."""
     drawn = Answers(told.trace, {name: told.found[name] for name in ANALYSES if name in told.found}, told.left_out)
-    page = flow_page(model, drawn)
+    page = flow_page(model, drawn, sentences(*findings(told.found)))
     try:
         console.print(page.save(free(REPORT) if html is None else html), soft_wrap=True)
     except RheoscopeError as error:

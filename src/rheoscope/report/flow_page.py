@@ -6,7 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.report.answers import Answers, answers
+from rheoscope.report.answers import ANALYSES, WEIGHTS, Answers, answers
+from rheoscope.report.findings import Finding
+from rheoscope.report.findings import findings as found_in
 from rheoscope.report.layers import NEXT, columns, prediction, said
 from rheoscope.report.page import Cell, Page
 from rheoscope.report.picture import Picture, number
@@ -21,15 +23,16 @@ TITLE = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
 
 
-def save_report(model: Any, trace: Any, path: str | Path, findings: Sequence[str] = (), space: str = "raw") -> str:
+def save_report(model: Any, trace: Any, path: str | Path, space: str = "raw") -> str:
     """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
 
     **Gives** the sentence "wrote …", or "replaced …" where there was a file of that name: nothing is overwritten in
     silence.
 
-    **Holds** the text as tokens, `findings` if there are any, a table with a row a layer, the pictures of `readout`,
-    `trajectory`, `transport`, `kept`, `clusters` and `scores` with their nulls, and the provenance of every number. An
-    analysis that cannot say anything of this text is named with its reason. `space` is raw, normed or sphere.
+    **Holds** the text as tokens, up to five findings that beat their nulls, a table with a row a layer, the pictures of
+    `readout`, `trajectory`, `transport`, `kept`, `clusters`, `purity`, `massive`, `energy` and `scores` with their nulls,
+    and the provenance of every number. An analysis that cannot say anything of this text is named with its reason. `space` is
+    raw, normed or sphere.
 
     **Relation** `plot` and `interactive` draw one of the pictures, for papers and for notebooks.
 
@@ -42,7 +45,21 @@ def save_report(model: Any, trace: Any, path: str | Path, findings: Sequence[str
         raise RheoscopeError(
             f"a report is about one Trace, got {type(trace).__name__}; type one of them, as traces[0] or linked.target"
         )
-    return flow_page(model, answers(model, trace, space), findings).save(Path(path))
+    told = answers(model, trace, space, ANALYSES | WEIGHTS)
+    drawn = Answers(trace, {name: told.found[name] for name in ANALYSES if name in told.found}, told.left_out)
+    return flow_page(model, drawn, sentences(*found_in(told.found))).save(Path(path))
+
+
+def sentences(told: Sequence[Finding], tested: int) -> list[str]:
+    """Findings as a person reads them, and how many were looked for.
+
+    >>> sentences([], 12)
+    ['12 candidates were tested; none beat its null.']
+    """
+    if not told:
+        return [f"{tested} candidates were tested; none beat its null."]
+    lines = [f"{one.text} (z {one.z:.1f}, q {'< 1e-6' if one.q < 1e-6 else f'{one.q:.1g}'})" for one in told]
+    return [*lines, f"{tested} candidates were tested; q is the share of false ones among those told so far."]
 
 
 def flow_page(model: Any, told: Answers, findings: Sequence[str] = ()) -> Page:

@@ -70,6 +70,13 @@ COLUMNS = (
         lambda moves, layer: float(moves.kappa_null[layer]),
     ),
     Column(
+        "energy",
+        "what the layer's heads climb of their own energy Λ by what they add, summed over the heads, in nats; null: heads turned at "
+        "random climb nothing to first order",
+        "energy",
+        lambda heads, layer: float((heads.energy_after - heads.energy)[layer].sum()),
+    ),
+    Column(
         "clusters",
         "groups of tokens that chains of steps below 45° hold together; null: every coordinate shuffled among the tokens",
         "clusters",

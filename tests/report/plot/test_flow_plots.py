@@ -2,6 +2,7 @@
 
 import math
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,8 @@ def test_words_of_others_are_escaped_everywhere() -> None:
     evil = '<script>"&'
     marks = Line(evil, [0, 1], [0, 1], tip=evil), Shape(evil, [0, 1, 1], [0, 0, 1], tip=evil), Word(0, 0, evil)
     drawn = Picture(evil, evil, (Panel(evil, evil, marks, Axis(evil, (evil, evil)), Axis(evil)),))
+    plain = Panel(evil, evil, (Line(evil, [0, 1], [0, 1]), Line("b", [0, 1], [0, 1])), Axis(evil, (evil, evil)))
+    assert "<script>" not in figures(Picture(evil, evil, (plain,)))
     assert "<script>" not in figures(drawn)
     assert Parts(figures(drawn)).count("script") == 0
     assert "<script>" not in in_notebook(drawn).to_json().replace("\\u003c", "<").replace("\\u003e", ">")
@@ -181,6 +184,11 @@ def test_bands_hold_every_token_at_every_step() -> None:
     points, n = dataset.sizes["point"], dataset.sizes["token"]
     assert sum(bands) == n * (points - 1)
     assert sum(blocks) == n * points
+    for at in range(points - 1):
+        between = [mark for mark in shapes if len(mark.x) > 4 and at < mark.x[0] < at + 1]
+        for side, foot in ((0, -1), (len(between[0].x) // 2 - 1, len(between[0].x) // 2)):
+            spans = sorted((mark.y[side], mark.y[foot]) for mark in between)
+            assert all(low[1] <= high[0] + 1e-9 for low, high in pairwise(spans))
     assert stacked(np.array([ALONE, 0, 0])) == {ALONE: (0.0, 1.0), 0: (1.06, 3.06)}
     x, y = ribbon(0.0, 1.0, 2.0, 5.0, 3)
     assert (y[0], y[-1]) == (2, 5)

@@ -1,0 +1,60 @@
+"""The tokens that are left out: how long they are and how much attention they take, over depth."""
+
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
+from rheoscope.report.tokens import places, shown
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "Tokens longer than five times the median at some step. Attention goes to them where it has nothing else to do, and a few "
+    "coordinates of E hold nearly all of them."
+)
+
+
+def picture_massive(dataset: "xarray.Dataset") -> Picture:
+    """Lengths on a log axis, and shares of attention, a line a token; at most eight, the longest first."""
+    if not dataset.sizes["token"]:
+        return Picture("Massive tokens", f"No token is longer than {dataset.attrs['times']:g} times the median.", ())
+    points, layers = tuple(places(dataset.point.values)), tuple(f"L{layer}" for layer in dataset.layer.values)
+    first = dataset.largest.values.argsort()[::-1][: len(CLUSTERS)]
+    lengths, mass = [], []
+    for colour, at in zip(CLUSTERS, first, strict=False):
+        name = f"{int(dataset.token[at])} {shown(dataset.attrs['tokens'][at])}"
+        held = ", ".join(
+            f"{int(c)} ({100 * float(s):.0f} %)"
+            for c, s in zip(dataset.coordinate.values[at], dataset.coordinate_share.values[at], strict=True)
+        )
+        lengths.append(Line(f"{name}: coordinates {held}", range(len(points)), dataset.length.values[:, at], colour))
+        mass.append(Line(name, range(len(layers)), dataset.sink_mass.values[:, at], colour))
+    even = [1 / dataset.attrs["n"]] * len(layers)
+    ends = tuple(at for at, name in enumerate(points) if " " not in name)
+    return Picture(
+        "Massive tokens",
+        CAPTION,
+        (
+            Panel("Length over the median", dataset.length.attrs["definition"], tuple(lengths), Axis("", points, ends), Axis(log=True)),
+            Panel(
+                "Share of a layer's attention",
+                dataset.sink_mass.attrs["definition"],
+                (Line("the same for all", range(len(layers)), even, "null", "dashed"), *mass),
+                Axis("", layers),
+                Axis(low=0.0),
+            ),
+        ),
+    )  # fmt: skip
+
+
+def plot_massive(dataset: "xarray.Dataset") -> "Figure":
+    """The picture with matplotlib, for papers."""
+    return on_paper(picture_massive(dataset))
+
+
+def interactive_massive(dataset: "xarray.Dataset") -> Any:
+    """The picture with plotly, for notebooks."""
+    return in_notebook(picture_massive(dataset))

@@ -1,0 +1,46 @@
+"""What clusters are made of, over depth: how far each purity lies from its null."""
+
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
+from rheoscope.report.tokens import places
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "Whether the tokens of a cluster are the same token, share a stem, are equally frequent, or stand in the same quarter of "
+    "the text. Purity grows with the number of clusters, so each line is its distance from the same names permuted among the "
+    "tokens, in standard deviations: beyond 2 it is hardly chance."
+)
+
+
+def picture_purity(dataset: "xarray.Dataset") -> Picture:
+    """z of every kind of name, and the purities themselves."""
+    points = tuple(places(dataset.point.values))
+    kinds = list(zip(CLUSTERS, dataset.by.values, strict=False))
+    at = range(len(points))
+    z = [Line(str(by), at, dataset.purity_z.sel(by=by).values, colour) for colour, by in kinds]
+    share = [Line(str(by), at, dataset.purity.sel(by=by).values, colour) for colour, by in kinds]
+    chance = Line("2, hardly chance", at, [2.0] * len(points), "null", "dashed")
+    return Picture(
+        "What clusters are made of",
+        CAPTION,
+        (
+            Panel("Distance from the null (z)", dataset.purity_z.attrs["definition"], (chance, *z), Axis("", points)),
+            Panel("Purity", dataset.purity.attrs["definition"], tuple(share), Axis("", points), Axis(high=1.03)),
+        ),
+    )
+
+
+def plot_purity(dataset: "xarray.Dataset") -> "Figure":
+    """The picture with matplotlib, for papers."""
+    return on_paper(picture_purity(dataset))
+
+
+def interactive_purity(dataset: "xarray.Dataset") -> Any:
+    """The picture with plotly, for notebooks."""
+    return in_notebook(picture_purity(dataset))
