@@ -41,7 +41,7 @@ def test_nothing_outside_the_page_is_asked_for(html: str) -> None:
 
 def test_every_picture_says_in_words_what_it_shows(html: str) -> None:
     sheets = [attrs for tag, attrs in Parts(html).elements if tag == "svg"]
-    assert len(sheets) == 3 + 4 + 5 + 2 + 4 + 2 + 0 + 4 + shown_scores()
+    assert len(sheets) == 3 + 4 + 5 + 2 + 4 + 2 + 1 + 4 + shown_scores()
     for attrs in sheets:
         assert attrs["role"] == "img"
         assert len(str(attrs["aria-label"])) > 30
@@ -97,6 +97,7 @@ def test_the_table_of_a_layer_is_about_the_end_of_that_layer() -> None:
         "attn": float(path.attention_share.sel(layer=2)),
         "straight": float(path.straightness_so_far.sel(layer=2).median()),
         "κ": float(moves.kappa.sel(step="L2.resid_post")),
+        "energy": float((found["energy"].energy_after - found["energy"].energy).sel(layer=2).sum()),
         "clusters": float(end.cluster_count),
         "rank": float(end.effective_rank),
         "dim": float(end.intrinsic_dimension),

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
+from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture, Word
 from rheoscope.report.tokens import places, shown
 
 if TYPE_CHECKING:
@@ -15,12 +15,21 @@ CAPTION = (
     "Tokens longer than five times the median at some step. Attention goes to them where it has nothing else to do, and a few "
     "coordinates of E hold nearly all of them."
 )
+BARE = Axis(bare=True, low=0.0, high=1.0)
 
 
 def picture_massive(dataset: "xarray.Dataset") -> Picture:
     """Lengths on a log axis, and shares of attention, a line a token; at most eight, the longest first."""
     if not dataset.sizes["token"]:
-        return Picture("Massive tokens", f"No token is longer than {dataset.attrs['times']:g} times the median.", ())
+        said = f"no token is longer than {dataset.attrs['times']:g} times the median"
+        empty = Panel(
+            "Length over the median",
+            f"There is nothing to draw: {said}.",
+            (Word(0.5, 0.5, said, "middle"),),
+            BARE,
+            BARE,
+        )
+        return Picture("Massive tokens", CAPTION, (empty,))
     points, layers = tuple(places(dataset.point.values)), tuple(f"L{layer}" for layer in dataset.layer.values)
     first = dataset.largest.values.argsort()[::-1][: len(CLUSTERS)]
     lengths, mass = [], []
