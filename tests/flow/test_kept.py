@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 import rheoscope as rs
+from rheoscope.flow.kept import distances, mantel, pulls, ranked
 from rheoscope.space.components import components
 from rheoscope.space.running import Running
 from rheoscope.space.trace import Trace
@@ -66,10 +68,27 @@ def test_turns_shifts_and_scales_keep_everything() -> None:
 
 
 def test_the_null_is_about_nothing_and_random_clouds_lie_in_it() -> None:
-    found = rs.kept(cloudy(40), draws=50, keep_massive=True)
-    assert float(abs(found.rsa_null.sel(reference="-1")[1:]).max()) < 0.1
-    assert float(abs(found.rsa.sel(reference="-1")[1:]).max()) < 0.3
+    found = rs.kept(cloudy(40), keep_massive=True)
+    assert float(abs(found.rsa_null.sel(reference="-1")[1:]).max()) == 0
+    assert float(abs(found.rsa / found.rsa_null_sd).sel(reference="-1")[1:].max()) < 3.5
     assert bool(np.isnan(found.rsa.sel(point="embed", reference="-1")))
+
+
+def test_the_spread_of_the_null_is_that_of_all_permutations() -> None:
+    a, b = (distances(random(seed, 6, 2)) for seed in (0, 1))
+    every = [float(ranked(a) @ ranked(b[list(order)][:, list(order)])) for order in permutations(range(6))]
+    assert np.mean(every) == pytest.approx(0, abs=1e-12)
+    assert float(mantel(pulls(ranked(a), 6), pulls(ranked(b), 6), 6)) == pytest.approx(np.std(every))
+
+
+def test_distances_are_exact_and_equal_points_are_at_0() -> None:
+    x = random(0, 20, 30) + 1e3
+    x[7] = x[3]
+    np.testing.assert_allclose(
+        distances(x).numpy(), torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").numpy(), atol=1e-6
+    )
+    assert float(distances(x)[3, 7]) == 0
+    assert int((distances(x) == 0).sum()) == 22
 
 
 def test_what_it_cannot_do_is_told() -> None:

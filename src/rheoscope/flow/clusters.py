@@ -74,7 +74,9 @@ def clusters(
     if not 0 < angle < math.pi:
         raise RheoscopeError(f"the angle of a link lies between 0 and π, got {angle}; type angle=0.785")
     seen = clouds(trace, space, grain, keep_massive, least=3)
-    rows = [of_cloud(x, angle, draws, seed) for x in seen.points.double()]
+    points = seen.points.double()
+    orders = [dealt(points[0].shape, seed + draw) for draw in range(draws)]
+    rows = [of_cloud(x, angle, orders) for x in points]
     labels = torch.stack([row.pop("label") for row in rows])
     values: dict[str, tuple[tuple[str, ...], Tensor]] = {
         name: (("point",), torch.stack([row[name] for row in rows])) for name in rows[0]
@@ -97,10 +99,10 @@ def clusters(
     )
 
 
-def of_cloud(x: Float[Tensor, "n d"], angle: float, draws: int, seed: int) -> dict[str, Tensor]:
-    """All numbers of one cloud."""
+def of_cloud(x: Float[Tensor, "n d"], angle: float, orders: list[Int[Tensor, "n d"]]) -> dict[str, Tensor]:
+    """All numbers of one cloud; the same shuffles serve every cloud of a text, dealing them is the dear part."""
     size = x.norm(dim=-1).amax()
-    centred, *nulls = (_still(y - y.mean(0), size) for y in (x, *(shuffle(x, seed + draw) for draw in range(draws))))
+    centred, *nulls = (_still(y - y.mean(0), size) for y in (x, *(x.gather(0, order) for order in orders)))
     cosine = cosines(centred)
     label, (rank, participation) = linked(cosine, angle), ranks(centred)
     spread, participations = torch.stack([torch.stack(ranks(null)) for null in nulls]).unbind(-1)
@@ -154,12 +156,13 @@ def ranks(centred: Float[Tensor, "n d"]) -> tuple[Float[Tensor, ""], Float[Tenso
 
 def two_nearest(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     """The TwoNN estimate on points that differ; NaN with fewer than 3 of them."""
-    distinct = x.unique(dim=0)
-    if len(distinct) < 3:
+    far = distances(x)
+    distinct = ~(far == 0).tril(-1).any(-1)
+    if int(distinct.sum()) < 3:
         return torch.tensor(float("nan"), dtype=x.dtype)
-    near = distances(distinct).topk(3, largest=False).values  # itself first
+    near = far[distinct][:, distinct].topk(3, largest=False).values  # itself first
     logs = (near[:, 2] / near[:, 1]).log()
-    return (len(distinct) - 1) / logs.sum() if float(logs.sum()) > 0 else torch.tensor(float("inf"), dtype=x.dtype)
+    return (len(near) - 1) / logs.sum() if float(logs.sum()) > 0 else torch.tensor(float("inf"), dtype=x.dtype)
 
 
 def linked(cosine: Float[Tensor, "n n"], angle: float) -> Int[Tensor, " n"]:
@@ -233,5 +236,9 @@ def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
 
 def shuffle(x: Float[Tensor, "n d"], seed: int) -> Float[Tensor, "n d"]:
     """Every coordinate dealt out among the tokens anew."""
-    order = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).argsort(0)
-    return x.gather(0, order)
+    return x.gather(0, dealt(x.shape, seed))
+
+
+def dealt(shape: torch.Size, seed: int) -> Int[Tensor, "n d"]:
+    """For every coordinate an order of the tokens."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).argsort(0)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "rsa": "Spearman correlation of all pairwise distances at this point with those at the reference: 1 the same geometry",
-    "rsa_null": "mean of the same with the tokens of the reference permuted",
-    "rsa_null_sd": "standard deviation of the same over the permutations",
+    "rsa_null": "mean of the same over all permutations of the reference's tokens: 0",
+    "rsa_null_sd": "standard deviation of the same over all permutations, exact (Mantel 1967)",
     "neighbours": "share of a token's k nearest tokens at the reference that are still among its k nearest",
     "neighbours_null": "the same at random: k / (n − 1)",
     "erasure": "Σ ⟨Δ_h, x_last − x_after⟩ / Σ ‖Δ_h‖² over tokens, in the stream as it is: −1 where all that is written later takes "
@@ -33,8 +33,6 @@ def kept(
     space: str = "raw",
     strides: Sequence[int] = (1, 4),
     k: int = 5,
-    draws: int = 20,
-    seed: int = 0,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
     """How much of the tokens' geometry survives, layer by layer.
@@ -50,7 +48,9 @@ def kept(
     **Gives** (point, reference): `rsa`, `neighbours` and the null of each; NaN where a reference lies before the start;
     (layer, head): `erasure`; (layer): `erasure_mlp`.
 
-    **Laws** 1 against itself; unchanged by a turn, a shift and a scale of either cloud; the null of RSA is about 0.
+    **Laws** 1 against itself; unchanged by a turn, a shift and a scale of either cloud; the null of RSA has mean 0.
+
+    **Source** Kriegeskorte et al. 2008 (RSA), Mantel 1967 (its null).
 
     >>> import rheoscope as rs
     >>> found = rs.kept(rs.load().trace("The keys to the cabinet are on the table in the hall"))
@@ -61,32 +61,28 @@ def kept(
     points, n = seen.points, seen.points.shape[1]
     if not 1 <= k < n - 1:
         raise RheoscopeError(f"k nearest of {n} tokens: 1 ≤ k < {n - 1}, got {k}; type k={max(1, min(5, n - 2))}")
-    ranks = torch.stack([ranked(distances(x)) for x in points])
-    near = torch.stack([nearest(distances(x), k) for x in points])
+    far = [distances(x) for x in points]
+    ranks = torch.stack([ranked(d) for d in far])
+    near, rows = torch.stack([nearest(d, k) for d in far]), torch.stack([pulls(r, n) for r in ranks])
     names = ["embed", *(f"-{stride}" for stride in strides)]
-    orders = [torch.randperm(n, generator=torch.Generator().manual_seed(seed + draw)) for draw in range(draws)]
-    table = torch.full((4, len(points), len(names)), float("nan"), dtype=ranks.dtype)
+    table = torch.full((3, len(points), len(names)), float("nan"), dtype=ranks.dtype)
     for at in range(len(points)):
         for column, back in enumerate([at, *strides]):
-            if back > at:
-                continue
-            null = torch.stack([correlation(ranks[at], _permuted(ranks[at - back], order)) for order in orders])
-            table[:, at, column] = torch.stack([
-                correlation(ranks[at], ranks[at - back]), null.mean(), null.std(), overlap(near[at], near[at - back])
-            ])  # fmt: skip
-    rsa, mean, spread, neighbours = table
+            if back <= at:
+                was = at - back
+                spread = mantel(rows[at], rows[was], n)
+                table[:, at, column] = torch.stack([ranks[at] @ ranks[was], spread, overlap(near[at], near[was])])
+    rsa, spread, neighbours = table
     values: dict[str, tuple[tuple[str, ...], Tensor]] = {
         "rsa": (("point", "reference"), rsa),
-        "rsa_null": (("point", "reference"), mean),
+        "rsa_null": (("point", "reference"), 0 * rsa),
         "rsa_null_sd": (("point", "reference"), spread),
         "neighbours": (("point", "reference"), neighbours),
         "neighbours_null": ((), torch.tensor(k / (n - 1))),
     } | erasures(trace, seen.kept)
     numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
     coords = {"point": list(seen.steps), "reference": names} | numbers
-    return dataset(
-        values, DEFINITIONS, coords, {"analysis": "kept", "k": k, "draws": draws, "seed": seed} | seen.attributes
-    )
+    return dataset(values, DEFINITIONS, coords, {"analysis": "kept", "k": k} | seen.attributes)
 
 
 def erasures(trace: Trace, kept: list[int]) -> dict[str, tuple[tuple[str, ...], Tensor]]:
@@ -110,25 +106,39 @@ def erased(moved: Float[Tensor, "h n d"], later: Float[Tensor, "n d"]) -> Float[
 
 
 def distances(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """All pairwise distances; by differences, not by inner products, so that equal points are at distance 0."""
-    return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    """All pairwise distances, by inner products in float64; what is 0 but for rounding is 0, so that equal points are."""
+    x = x.double() - x.double().mean(0)
+    lengths = x.square().sum(-1)
+    squared = lengths[:, None] + lengths - 2 * x @ x.mT
+    return torch.where(squared > 1e-13 * (lengths[:, None] + lengths), squared, 0).fill_diagonal_(0).sqrt()
 
 
-def ranked(d: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Distances replaced by their ranks among all pairs, ties sharing their mean rank, centred and of length 1."""
+def ranked(d: Float[Tensor, "n n"]) -> Float[Tensor, " pairs"]:
+    """Distances of all pairs i < j as ranks, ties sharing their mean rank, centred and of length 1."""
     i, j = torch.triu_indices(len(d), len(d), 1)
     _, inverse, counts = d[i, j].unique(return_inverse=True, return_counts=True)
     middle = counts.cumsum(0) - (counts + 1) / 2
-    rank = middle[inverse].to(torch.float64)
+    rank = middle[inverse].double()
     rank = rank - rank.mean()
-    table = torch.zeros(len(d), len(d), dtype=torch.float64)
-    table[i, j] = table[j, i] = rank / rank.norm().clamp(min=1e-30)
-    return table
+    return rank / rank.norm().clamp(min=1e-30)
 
 
-def correlation(a: Float[Tensor, "n n"], b: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
-    """Spearman's, from ranks that are centred and of length 1 over pairs (the tables hold every pair twice)."""
-    return (a * b).sum() / 2
+def pulls(rank: Float[Tensor, " pairs"], n: int) -> Float[Tensor, "2"]:
+    """Σ_{i≠j} a_ij² and Σ a_ij a_il over distinct i, j, l of the table of these ranks: all that Mantel's null needs."""
+    i, j = torch.triu_indices(n, n, 1)
+    rows = torch.zeros(n, dtype=rank.dtype).index_add_(0, i, rank).index_add_(0, j, rank)
+    squares = 2 * rank.square().sum()
+    return torch.stack([squares, rows.square().sum() - squares])
+
+
+def mantel(a: Float[Tensor, "2"], b: Float[Tensor, "2"], n: int) -> Float[Tensor, ""]:
+    """Standard deviation of Σ_{i<j} a_ij b_π(i)π(j) over all permutations π, both tables symmetric and of sum 0.
+
+    Squared, the sum has pairs of pairs that share two tokens, one, or none; each kind has its mean over permutations.
+    """
+    shared = [torch.stack([2 * x[0], 4 * x[1], -2 * x[0] - 4 * x[1]]) for x in (a, b)]
+    ways = torch.tensor([2 * n * (n - 1), 4 * n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)]).to(a)
+    return ((shared[0] * shared[1] / ways).sum().clamp(min=0) / 4).sqrt()
 
 
 def nearest(d: Float[Tensor, "n n"], k: int) -> Int[Tensor, "n k"]:
@@ -139,7 +149,3 @@ def nearest(d: Float[Tensor, "n n"], k: int) -> Int[Tensor, "n k"]:
 def overlap(a: Int[Tensor, "n k"], b: Int[Tensor, "n k"]) -> Float[Tensor, ""]:
     """Mean share of neighbours in common."""
     return (a[:, :, None] == b[:, None, :]).any(-1).double().mean()
-
-
-def _permuted(table: Float[Tensor, "n n"], order: Int[Tensor, " n"]) -> Float[Tensor, "n n"]:
-    return table[order][:, order]

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 Found = dict[str, "xarray.Dataset"]
 Ask = Callable[[Any, Trace, str, Found], "xarray.Dataset"]
 """From a model, a text, a space and what was found before to an answer."""
-MANY = 256
-"""Tokens from which the null of the kept geometry takes fewer draws: each costs all pairs."""
 
 
 def _kept(trace: Trace, space: str) -> "xarray.Dataset":
     left = len(trace) - len(trace.massive())
-    return kept(trace, space, k=max(1, min(5, left - 2)), draws=20 if left <= MANY else 4)
+    return kept(trace, space, k=max(1, min(5, left - 2)))
 
 
 def _purity(trace: Trace, space: str, found: Found) -> "xarray.Dataset":

@@ -154,7 +154,7 @@ def geometry(found: Datasets) -> list[Finding]:
         f"Of the embedding's geometry a part {how} at the end: pairwise distances correlate by {value:.2f} with those of the "
         f"embedding, with tokens permuted by {null:.2f} ± {spread:.2f}."
     )
-    return against(text, "kept", value, null, spread, found["kept"].attrs["draws"])
+    return [Finding(text, "kept", value, null, spread, (value - null) / spread if spread > 0 else float("nan"))]
 
 
 def gathering(found: Datasets) -> list[Finding]:
