@@ -5,6 +5,7 @@ nn                                    Attention and MultiHeadAttention as torch 
 attention_gradients                   the backward pass in closed form, with the reversed-attention map
 weight_statistics                     entropy, sinks, distances of the weights, never holding them
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
+agreement                             does a head read similarity in E? scores against cosines, beside random heads
 clusters                              do tokens gather: ranks, dimension, clusters at an angle
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
@@ -23,6 +24,7 @@ from typing import Any
 _HOME = {
     "Mechanism": "rheoscope.attention.mechanism",
     "RheoscopeError": "rheoscope.shapes",
+    "agreement": "rheoscope.covers.agreement",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "clusters": "rheoscope.flow.clusters",
