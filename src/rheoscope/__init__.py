@@ -7,6 +7,7 @@ weight_statistics                     entropy, sinks, distances of the weights, 
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
 agreement                             does a head read similarity in E? scores against cosines, beside random heads
 clusters                              do tokens gather: ranks, dimension, clusters at an angle
+distortion, torn                      what the projections of a head keep of the tokens' geometry, and which pairs they change
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
@@ -28,6 +29,7 @@ _HOME = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "clusters": "rheoscope.flow.clusters",
+    "distortion": "rheoscope.covers.distortion",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "mechanism": "rheoscope.attention.zoo",
@@ -37,6 +39,7 @@ _HOME = {
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
     "scores": "rheoscope.covers.scores",
+    "torn": "rheoscope.covers.torn",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",
     "transport": "rheoscope.flow.transport",

@@ -16,16 +16,10 @@ from rheoscope.covers.agreement import MEANS, q_values
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
 from tests.cases import double, text, traced
+from tests.covers.cases import bare, on
 from tests.pretrained.cases import random, randomised
 
 F64 = torch.float64
-
-
-def bare(heads: int = 1, depth: int = 1, width: int = 16, **more: Any) -> Any:
-    """A model of one kind of part: RMSNorm, no position unless asked, random weights."""
-    torch.manual_seed(0)
-    config = Config(vocabulary=300, width=width, depth=depth, heads=heads, position="none", **more)
-    return rs.load(Transformer(config).double().eval())
 
 
 def even(n: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -33,11 +27,6 @@ def even(n: int, width: int, seed: int = 0) -> torch.Tensor:
     x = random(seed, n // 2, width)
     x = x / x.norm(dim=-1, keepdim=True)
     return torch.cat([x, -x])[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
-
-
-def on(model: Any, cloud: torch.Tensor) -> Any:
-    trace = model.trace(list(range(1, len(cloud) + 1)))
-    return replace(trace, points=cloud.to(trace.points).expand(len(trace.steps), -1, -1).clone())
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -58,8 +47,7 @@ def test_a_planted_likeness_is_found(sign: float) -> None:
 
 def test_position_alone_is_no_agreement() -> None:
     """A head that only sees distance: all of it is position's, nothing is left for likeness."""
-    torch.manual_seed(0)
-    model = rs.load(Transformer(Config(vocabulary=300, width=16, depth=1, heads=2, position="alibi")).double().eval())
+    model = bare(heads=2, position="alibi")
     with torch.no_grad():
         model.view.blocks[0].W_Q.zero_()
     x = even(40, 16) + 3 * torch.linspace(0, 1, 40, dtype=F64)[:, None] * random(9, 16)

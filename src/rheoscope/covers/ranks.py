@@ -16,7 +16,7 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "m n"]) -> Float[Ten
     """
     size = torch.where(usable, x, 0).abs().amax(-1, keepdim=True).double()
     filled = torch.where(usable, x.double(), float("inf"))
-    order = _order(filled)
+    order = ordered(filled)
     filled = filled.gather(-1, order)
     tied = filled.diff(dim=-1) <= 16 * torch.finfo(x.dtype).eps * size  # ∞ − ∞ is NaN and no tie
     places = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device)
@@ -30,11 +30,11 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "m n"]) -> Float[Ten
     return torch.where(usable, ranks - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
 
 
-def _order(x: Float[Tensor, "*t n"]) -> Int[Tensor, "*t n"]:
+def ordered(x: Float[Tensor, "*t n"]) -> Int[Tensor, "*t n"]:
     """Places of the entries of every row from the smallest on; NumPy sorts rows on a CPU four times as fast as torch."""
     if x.device.type != "cpu":
         return x.argsort(-1)
-    return torch.from_numpy(x.numpy().argsort(-1))
+    return torch.from_numpy(x.detach().numpy().argsort(-1))
 
 
 def _shared(tied: Bool[Tensor, "r n1"]) -> Float[Tensor, "r n"]:
