@@ -7,10 +7,12 @@ weight_statistics                     entropy, sinks, distances of the weights, 
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
 agreement                             does a head read similarity in E? scores against cosines, beside random heads
 clusters                              do tokens gather: ranks, dimension, clusters at an angle
+composition, path_weights             which heads write what later heads read; weights along a path of heads
 distortion, torn                      what the projections of a head keep of the tokens' geometry, and which pairs they change
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
+stack                                 how much of the geometry the heads of a layer see together
 scores                                what the scores of every head are made of: form, mean, biases
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
@@ -29,6 +31,7 @@ _HOME = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "clusters": "rheoscope.flow.clusters",
+    "composition": "rheoscope.covers.composition",
     "distortion": "rheoscope.covers.distortion",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
@@ -36,9 +39,11 @@ _HOME = {
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
     "operators": "rheoscope.covers.operators",
+    "path_weights": "rheoscope.covers.composition",
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
     "scores": "rheoscope.covers.scores",
+    "stack": "rheoscope.covers.stack",
     "torn": "rheoscope.covers.torn",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",

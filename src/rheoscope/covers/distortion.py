@@ -89,14 +89,10 @@ def distortion(
         rows.append(of_layer(read, k, draws, seed))
         if progress is not None:
             progress(len(rows), view.layers)
-    dims = {name: ("layer", "head", "image") for name in (*COMPARED, "collapse")}
+    dims: dict[str, tuple[str, ...]] = dict.fromkeys((*COMPARED, "collapse"), ("layer", "head", "image"))
     dims |= {f"{name}_null": ("layer", "image") for name in dims}
-    dims |= {
-        "principal_angles": ("layer", "head", "angle"),
-        "mismatch": ("layer", "head"),
-        "trace_share": ("layer", "head"),
-    }
-    dims["mismatch_null"] = ("layer",)
+    dims |= {"principal_angles": ("layer", "head", "angle"), "mismatch_null": ("layer",)}
+    dims |= dict.fromkeys(("mismatch", "trace_share"), ("layer", "head"))
     values = {name: (dims[name], torch.stack([row[name] for row in rows])) for name in dims}
     coords = {"layer": range(view.layers), "head": range(view.heads), "image": list(IMAGES)}
     return dataset(
