@@ -22,16 +22,30 @@ trace = model.trace(ids)
 """
 
 
+def dense_pair(view: object) -> float:
+    """Seconds of the three compositions of one pair of heads as (d, d) products, the operators given."""
+    F1, M2, F2 = view.head(0, 0).F.dense(), view.head(1, 0).M.dense(), view.head(1, 0).F.dense()
+
+    def pair() -> None:
+        for A, B in ((F1, M2), (F1, M2.mT), (F1, F2)):
+            (A @ B).norm()
+
+    return sorted(interleaved({"pair": pair}, rounds=9)["pair"])[4]
+
+
+@torch.no_grad()
 def main() -> None:
     made: dict[str, object] = {}
     exec(MAKE.format(tokens=256), made)
     rs, model, trace, network, ids = (made[name] for name in ("rs", "model", "trace", "network", "ids"))
-
-    @torch.no_grad()
-    def forward() -> None:
-        network(input_ids=ids[None])
-
-    methods = {"forward": forward, "agreement": lambda: rs.agreement(model.view, trace, draws=0)}
+    methods = {
+        "forward": lambda: network(input_ids=ids[None]),
+        "agreement": lambda: rs.agreement(model.view, trace, draws=0),
+        "distortion": lambda: rs.distortion(model.view, trace, draws=1),
+        "stack": lambda: rs.stack(model.view, trace, draws=1),
+        "composition": lambda: rs.composition(model.view),
+        "head_types": lambda: rs.head_types(model, trace),
+    }
     seconds = interleaved(methods, rounds=3 if "--quick" in sys.argv else 9, warm=1)
     rows: list[dict[str, object]] = []
     for name in methods:
@@ -40,11 +54,14 @@ def main() -> None:
         rows.append(
             {"what": name, "tokens": 256, "ms": 1000 * sorted(seconds[name])[middle], "of forward": ratios[middle]}
         )
-    maps = 144 * 1024**2 * 4
+    dense = dense_pair(model.view) * 144 * 132 / 2
+    rows[list(methods).index("composition")]["of dense"] = sorted(seconds["composition"])[middle] / dense
     peak = peak_bytes(MAKE.format(tokens=1024) + "# measured\nrs.agreement(model.view, trace, draws=0)")
-    rows.append({"what": "agreement", "tokens": 1024, "peak MB": peak / 2**20, "of all maps": peak / maps})
+    rows.append(
+        {"what": "agreement", "tokens": 1024, "peak MB": peak / 2**20, "of all maps": peak / (144 * 1024**2 * 4)}
+    )
     for row in rows:
-        print({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
+        print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
     print("stored", keep("covers", rows))
 
 

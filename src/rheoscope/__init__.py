@@ -9,6 +9,8 @@ agreement                             does a head read similarity in E? scores a
 clusters                              do tokens gather: ranks, dimension, clusters at an angle
 composition, path_weights             which heads write what later heads read; weights along a path of heads
 distortion, torn                      what the projections of a head keep of the tokens' geometry, and which pairs they change
+fixed_point                           would a layer settle? residuals, repeated application, its Jacobian
+head_types                            previous-token, induction, duplicate-token, sink, local, uniform
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
@@ -33,6 +35,8 @@ _HOME = {
     "clusters": "rheoscope.flow.clusters",
     "composition": "rheoscope.covers.composition",
     "distortion": "rheoscope.covers.distortion",
+    "fixed_point": "rheoscope.covers.fixed_point",
+    "head_types": "rheoscope.covers.head_types",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
     "mechanism": "rheoscope.attention.zoo",

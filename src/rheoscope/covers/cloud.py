@@ -68,7 +68,7 @@ def exact(x: Tensor) -> Tensor:
 
 
 def dataset(
-    values: Mapping[str, tuple[tuple[str, ...], Tensor]],
+    values: Mapping[str, tuple[tuple[str, ...], Any]],
     definitions: Mapping[str, str],
     coords: Mapping[str, Any],
     attributes: Mapping[str, Any],
@@ -77,7 +77,9 @@ def dataset(
     import xarray as xr
 
     data = {
-        name: xr.Variable(dims, x.detach().cpu().numpy(), {"definition": definitions[name]})
+        name: xr.Variable(
+            dims, x.detach().cpu().numpy() if isinstance(x, Tensor) else x, {"definition": definitions[name]}
+        )
         for name, (dims, x) in values.items()
     }
     return xr.Dataset(data, coords, attributes)

@@ -27,7 +27,7 @@ DEFINITIONS = {
     "recovered_null": "mean of recovered for random projections to as many dimensions, drawn in the basis of E",
     "recovered_cka": "cosine of centred inner products (linear CKA) of the concatenated images, heads in the same order",
     "recovered_cka_null": "the same for random projections to as many dimensions, drawn in the basis of E",
-    "recovered_layers": "Spearman correlation of distances in the concatenated images of all heads up to this layer with those of the embeddings",
+    "recovered_layers": "Spearman correlation of distances in the images of all heads up to this layer and of the embeddings",
     "recovered_layers_null": "the same for the clouds that these layers read, themselves: covers that lose nothing",
     "overlap": "mean cos² of the principal angles between the spaces that two heads read: 1 the same, 0 nothing in common",
     "overlap_null": "the same for random spaces: r/d",
