@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import xarray
 
 Inner = Float[Tensor, "n n"]
+Alike = Callable[[Tensor], Tensor]
 
 DEFINITIONS = {
     "recovered": "Spearman correlation of all pairwise distances in the concatenated images of the heads used and in E; best first",
@@ -73,13 +74,13 @@ def stack(
         )
     kept = tokens(trace, keep_massive)
     start, rows = inners(exact(trace.points[0])[kept].double()), []
-    seen_below, below = torch.zeros_like(start), torch.zeros_like(start)
+    seen_below, below, alike = torch.zeros_like(start), torch.zeros_like(start), rsa(start)
     for read in layers(view, trace, keep_massive, least=4):
         seen = images(read.heads)[IMAGES.index(image)]
         inner = inners(seen.of(read.hat.double()))
         seen_below, below = seen_below + inner.sum(0), below + inners(read.hat.double())
         rows.append(of_layer(read, seen, inner, draws, seed))
-        rows[-1] |= {"recovered_layers": rsa(seen_below, start), "recovered_layers_null": rsa(below, start)}
+        rows[-1] |= {"recovered_layers": alike(seen_below), "recovered_layers_null": alike(below)}
         if progress is not None:
             progress(len(rows), view.layers)
     dims: dict[str, tuple[str, ...]] = dict.fromkeys(DEFINITIONS, ("layer", "heads_used"))
@@ -95,18 +96,19 @@ def stack(
 def of_layer(read: Read, seen: Image, inner: Float[Tensor, "h n n"], draws: int, seed: int) -> dict[str, Tensor]:
     """All numbers of one layer, from the inner products of the images."""
     of, generator = inners(read.hat.double()), torch.Generator().manual_seed(seed)
-    order = greedy(inner, of)
+    distant, linear = rsa(of), cka(of)
+    order = greedy(inner, distant)
     chance = [torch.randperm(len(inner), generator=generator) for _ in range(draws)]
     shape = (draws, len(inner), read.hat.shape[-1], seen.left.shape[-1])
     null = [inners(read.hat.double() @ one.to(read.hat.device)) for one in _drawn(shape, generator)]
     sizes, shared = spaces(seen.basis)
     return {
-        "recovered": along(inner[order], of, rsa),
+        "recovered": along(inner[order], distant),
         "order": order,
-        "recovered_random": torch.stack([along(inner[one], of, rsa) for one in chance]).mean(0),
-        "recovered_null": torch.stack([along(one, of, rsa) for one in null]).mean(0),
-        "recovered_cka": along(inner[order], of, cka),
-        "recovered_cka_null": torch.stack([along(one, of, cka) for one in null]).mean(0),
+        "recovered_random": torch.stack([along(inner[one], distant) for one in chance]).mean(0),
+        "recovered_null": torch.stack([along(one, distant) for one in null]).mean(0),
+        "recovered_cka": along(inner[order], linear),
+        "recovered_cka_null": torch.stack([along(one, linear) for one in null]).mean(0),
         "overlap": shared,
         "overlap_null": shared.new_tensor(min(1, seen.left.shape[-1] / seen.left.shape[-2])),
         "rank_ratio": sizes,
@@ -123,15 +125,20 @@ def inners(y: Float[Tensor, "*h n e"]) -> Float[Tensor, "*h n n"]:
     return y @ y.mT
 
 
-def rsa(a: Inner, b: Inner) -> Float[Tensor, ""]:
-    """Spearman correlation of the pairwise distances of two clouds; 0 where one of them has none."""
-    i, j = torch.triu_indices(len(a), len(a), 1, device=a.device)
-    pairs = torch.stack([distances(a)[i, j], distances(b)[i, j]])
-    return _cosine(*ranked(pairs, torch.ones_like(pairs, dtype=torch.bool)))
+def rsa(of: Inner) -> Alike:
+    """Spearman correlation of the pairwise distances of a cloud with those of this one; 0 where one of them has none."""
+    i, j = torch.triu_indices(len(of), len(of), 1, device=of.device)
+    all_pairs = torch.ones(1, len(i), dtype=torch.bool, device=of.device)
+
+    def ranks(inner: Inner) -> Tensor:
+        return ranked(distances(inner)[i, j][None], all_pairs)
+
+    wanted = ranks(of)
+    return lambda inner: _cosine(ranks(inner), wanted)
 
 
-def cka(a: Inner, b: Inner) -> Float[Tensor, ""]:
-    return _cosine(a, b)
+def cka(of: Inner) -> Alike:
+    return lambda inner: _cosine(inner, of)
 
 
 def _cosine(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
@@ -139,18 +146,18 @@ def _cosine(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
     return (a * b).sum() / size if float(size) > 0 else torch.zeros_like(size)
 
 
-def along(inner: Float[Tensor, "h n n"], of: Inner, alike: Callable[[Inner, Inner], Tensor]) -> Float[Tensor, " h"]:
+def along(inner: Float[Tensor, "h n n"], alike: Alike) -> Float[Tensor, " h"]:
     """How alike the first 1, 2, …, h images together are to the cloud."""
-    return torch.stack([alike(part, of) for part in inner.cumsum(0)])
+    return torch.stack([alike(part) for part in inner.cumsum(0)])
 
 
-def greedy(inner: Float[Tensor, "h n n"], of: Inner) -> Int[Tensor, " h"]:
+def greedy(inner: Float[Tensor, "h n n"], alike: Alike) -> Int[Tensor, " h"]:
     """Heads in the order in which each raises the correlation of distances most."""
     order: list[int] = []
-    so_far = torch.zeros_like(of)
+    so_far = torch.zeros_like(inner[0])
     while len(order) < len(inner):
         left = [head for head in range(len(inner)) if head not in order]
-        best = max(left, key=lambda head: float(rsa(so_far + inner[head], of)))
+        best = max(left, key=lambda head: float(alike(so_far + inner[head])))
         order.append(best)
         so_far = so_far + inner[best]
     return torch.tensor(order, device=inner.device)
