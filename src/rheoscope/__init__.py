@@ -14,6 +14,7 @@ head_types                            previous-token, induction, duplicate-token
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
+rollout                               attention multiplied through the layers, against the true derivative
 stack                                 how much of the geometry the heads of a layer see together
 scores                                what the scores of every head are made of: form, mean, biases
 readout                               what every step of a token predicts (the logit lens)
@@ -46,6 +47,7 @@ _HOME = {
     "path_weights": "rheoscope.covers.composition",
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
+    "rollout": "rheoscope.covers.rollout",
     "scores": "rheoscope.covers.scores",
     "stack": "rheoscope.covers.stack",
     "torn": "rheoscope.covers.torn",

@@ -166,6 +166,19 @@ def test_a_gauge_leaves_the_null_alone() -> None:
     assert not np.allclose(one.null_mean, other.null_mean, atol=1e-3)
 
 
+@torch.no_grad()
+def test_a_centring_norm_centres_turned_clouds_too() -> None:
+    """What W does along (1, …, 1) is nothing, in the null as in the head."""
+    model = bare(heads=2, width=12, norm="layer")
+    trace = on(model, random(0, 20, 12))
+    one = rs.agreement(model.view, trace, draws=8)
+    for W in (model.view.blocks[0].W_Q, model.view.blocks[0].W_K):
+        W.add_(random(6, 2, 1, 6))
+    two = rs.agreement(model.view, trace, draws=8)
+    for field in one.data_vars:
+        assert np.allclose(one[field], two[field], atol=1e-7), field
+
+
 def test_rotations_are_orthogonal_and_even() -> None:
     drawn = [torch.cat(pair) for pair in module.rotations(5, 300, 0, torch.device("cpu"))]
     Q = torch.cat(drawn)

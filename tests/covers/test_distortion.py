@@ -111,6 +111,16 @@ def test_torn_and_glued_pairs_are_the_planted_ones() -> None:
     assert np.allclose(np.sort(every.before.sel(kind="torn")), np.linspace(0, 1, 66))
 
 
+def test_equal_tokens_are_no_pair() -> None:
+    model = bare(width=8)
+    x = random(3, 12, 8)
+    x[7] = x[2]
+    found = rs.torn(model.view, on(model, x), 0, 0, top=65)
+    assert (2, 7) not in zip(found["first"].values[0], found["second"].values[0], strict=True)
+    with pytest.raises(rs.RheoscopeError, match="the 65 pairs"):
+        rs.torn(model.view, on(model, x), 0, 0, top=66)
+
+
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     trace = model.trace(text())
