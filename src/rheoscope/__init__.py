@@ -11,9 +11,16 @@ density_clusters                      clusters by HDBSCAN, no angle to choose
 massive                               which tokens are left out, how large, in which coordinates
 purity                                what clusters are made of, against permuted names
 dynamics, experiments                 the theory bench: particles under attention, beside what theory gives
+agreement                             does a head read similarity in E? scores against cosines, beside random heads
+composition, path_weights             which heads write what later heads read; weights along a path of heads
+distortion, torn                      what the projections of a head keep of the tokens' geometry, and which pairs they change
+fixed_point                           would a layer settle? residuals, repeated application, its Jacobian
+head_types                            previous-token, induction, duplicate-token, sink, local, uniform
 kept                                  how much of the tokens' geometry survives
 load                                  a pretrained Transformer as operators on one space E
 operators                             every head as an operator: symmetry, direction, rank, copying
+rollout                               attention multiplied through the layers, against the true derivative
+stack                                 how much of the geometry the heads of a layer see together
 scores                                what the scores of every head are made of: form, mean, biases
 reversed_attention, reversed_map      how the loss wants every score to change (R)
 why                                   which components make a score, exactly
@@ -32,13 +39,18 @@ from typing import Any
 _HOME = {
     "Mechanism": "rheoscope.attention.mechanism",
     "RheoscopeError": "rheoscope.shapes",
+    "agreement": "rheoscope.covers.agreement",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "clusters": "rheoscope.flow.clusters",
+    "composition": "rheoscope.covers.composition",
     "density_clusters": "rheoscope.flow.density",
-    "energy": "rheoscope.flow.energy",
+    "distortion": "rheoscope.covers.distortion",
     "dynamics": "rheoscope.flow.dynamics.bench",
+    "energy": "rheoscope.flow.energy",
     "experiments": "rheoscope.flow.dynamics.bench",
+    "fixed_point": "rheoscope.covers.fixed_point",
+    "head_types": "rheoscope.covers.head_types",
     "interactive": "rheoscope.report.drawing",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
@@ -47,14 +59,18 @@ _HOME = {
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
     "operators": "rheoscope.covers.operators",
+    "path_weights": "rheoscope.covers.composition",
     "plot": "rheoscope.report.drawing",
     "purity": "rheoscope.flow.purity",
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",
     "reversed_attention": "rheoscope.covers.reversed_attention",
     "reversed_map": "rheoscope.covers.reversed_attention",
+    "rollout": "rheoscope.covers.rollout",
     "save_report": "rheoscope.report.flow_page",
     "scores": "rheoscope.covers.scores",
+    "stack": "rheoscope.covers.stack",
+    "torn": "rheoscope.covers.torn",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",
     "transport": "rheoscope.flow.transport",

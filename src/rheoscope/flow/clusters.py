@@ -21,14 +21,14 @@ DEFINITIONS = {
     "mean_cosine_uncentred": "mean cosine of all pairs of tokens as they are: 1 where all point the same way",
     "effective_rank": "exp of the entropy of σ²/Σσ², σ the singular values of the centred cloud: directions in use",
     "effective_rank_null": "the same with every coordinate shuffled among the tokens: what they alone give; depends on the basis of E",
-    "effective_rank_null_sd": "standard deviation of that over the shuffles",
+    "effective_rank_null_sd": "standard deviation of that over the shuffles; depends on the basis of E",
     "participation_ratio": "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
-    "participation_ratio_null": "mean of the same with every coordinate shuffled among the tokens",
+    "participation_ratio_null": "mean of the same with every coordinate shuffled among the tokens; depends on the basis of E",
     "intrinsic_dimension": "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",
-    "intrinsic_dimension_null": "the same with every coordinate shuffled among the tokens, once",
+    "intrinsic_dimension_null": "the same with every coordinate shuffled among the tokens, once; depends on the basis of E",
     "cluster_count": "groups of tokens that chains of steps below the angle hold together (single linkage, centred directions)",
     "cluster_count_null": "mean of the same with every coordinate shuffled among the tokens; depends on the basis of E",
-    "cluster_count_null_sd": "standard deviation of that over the shuffles",
+    "cluster_count_null_sd": "standard deviation of that over the shuffles; depends on the basis of E",
     "silhouette": "mean of (b − a)/max(a, b): a to the own cluster, b to the nearest other, cosine distance; 0 without two clusters",
     "label": "which cluster a token is in, named by its first token",
     "lineage": "the same with names that last: a cluster keeps the name of the earlier one that it shares most tokens with",
@@ -105,7 +105,7 @@ def of_cloud(x: Float[Tensor, "n d"], angle: float, orders: list[Int[Tensor, "n 
     centred, *nulls = (_still(y - y.mean(0), size) for y in (x, *(x.gather(0, order) for order in orders)))
     cosine = cosines(centred)
     label, (rank, participation) = linked(cosine, angle), ranks(centred)
-    spread, participations = torch.stack([torch.stack(ranks(null)) for null in nulls]).unbind(-1)
+    spread, participations = torch.stack([torch.stack(ranks(null.float())) for null in nulls]).double().unbind(-1)
     counts = torch.tensor([len(linked(cosines(null), angle).unique()) for null in nulls], dtype=x.dtype)
     return {
         "mean_cosine": mean_of_pairs(cosine),

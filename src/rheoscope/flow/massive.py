@@ -16,7 +16,7 @@ DEFINITIONS = {
     "largest": "the largest of these over the steps",
     "born": "the first step at which the token is longer than `times` the median, counted from 0",
     "coordinate": "the coordinates of E that hold most of the token where it is largest, most first (basis-dependent)",
-    "coordinate_share": "share of ‖x‖² that the coordinate holds there; 1/d each for a token without preference",
+    "coordinate_share": "share of ‖x‖² that the coordinate holds there, 1/d each for a token without preference (basis-dependent)",
     "spread": "robust standard deviation (1.48 · median distance) of log lengths over all tokens, at the step where the token is largest",
     "sink_mass": "share of all attention of a layer's heads that goes to the token; 1/n for a token like any other",
 }

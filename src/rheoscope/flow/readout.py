@@ -21,7 +21,7 @@ DEFINITIONS = {
     "entropy": "entropy of what this step predicts, in nats",
     "kl": "KL divergence from what the last step predicts to what this step predicts, in nats",
     "top_probabilities": "probabilities of the likeliest tokens at this step, falling",
-    "log_probability_elsewhere": "log probability of the answer at the last step of other tokens: is it this place's own?",
+    "log_probability_elsewhere": "log probability of the answer at the last step of earlier tokens: is it this place's own?",
     "top_tokens": "ids of the likeliest tokens at this step",
     "attribution": "what a component writes into the answer's logit: its part of x̂ (scale of the final norm frozen) on the "
     "answer's column of W_U less the mean of all columns",
@@ -43,7 +43,7 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
 
     **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
     `top_tokens` (ids), `top_probabilities`; (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …;
-    `logit`, its sum; (elsewhere): `log_probability_elsewhere`, at most 64 other tokens.
+    `logit`, its sum; (elsewhere): `log_probability_elsewhere`, at most 64 earlier tokens.
 
     **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
     logit; all unchanged by a turn of the axes of E that the model follows.
@@ -77,7 +77,7 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     }
     named["attribution"] = (("component",), torch.stack(list(written.values())))
     named["logit"] = ((), named["attribution"][1].sum())
-    others = elsewhere(len(trace), token)
+    others = elsewhere(token)
     told = predictions(view, trace.points[-1, others])[:, answer]
     named["log_probability_elsewhere"] = (("elsewhere",), told)
     attributes = {
@@ -90,14 +90,13 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     return dataset(named, DEFINITIONS, coords, attributes | trace.provenance)
 
 
-def elsewhere(n: int, token: int, most: int = 64) -> list[int]:
-    """Other tokens, evenly over the text.
+def elsewhere(token: int, most: int = 64) -> list[int]:
+    """Earlier tokens, evenly over the text.
 
-    >>> elsewhere(6, 2)
-    [0, 1, 3, 4, 5]
+    >>> elsewhere(3), elsewhere(9, 3)
+    ([0, 1, 2], [0, 3, 6])
     """
-    others = [at for at in range(n) if at != token]
-    return others if len(others) <= most else [others[len(others) * at // most] for at in range(most)]
+    return list(range(token)) if token <= most else [token * at // most for at in range(most)]
 
 
 def attribution(view: View, trace: Trace, token: int, answer: int) -> dict[str, Float[Tensor, ""]]:

@@ -213,7 +213,7 @@ def prediction(found: Datasets) -> list[Finding]:
     here, elsewhere = float(np.log(max(float(lens.probability[-1]), 1e-30))), lens.log_probability_elsewhere.values
     text = (
         f"The answer is the first choice from {lens.point.values[min(since, len(first) - 1)]} on, and belongs to this place: "
-        f"log p {here:.1f}, at the other tokens {elsewhere.mean():.1f} ± {elsewhere.std(ddof=1):.1f}."
+        f"log p {here:.1f}, at earlier tokens {elsewhere.mean():.1f} ± {elsewhere.std(ddof=1):.1f}."
     )
     return against(text, "readout", here, float(elsewhere.mean()), float(elsewhere.std(ddof=1)), len(elsewhere))
 

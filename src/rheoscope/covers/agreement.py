@@ -1,0 +1,244 @@
+"""Does a head read similarity in E? Its scores against the cosines of the tokens, position and length partialled out."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rheoscope.attention.mechanism import Mechanism, for_every_head, scores
+from rheoscope.covers.cloud import Read, dataset, exact, layers, provenance, tokens
+from rheoscope.covers.ranks import ranked
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Heads, Norm
+from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
+
+if TYPE_CHECKING:
+    import xarray
+
+DEFINITIONS = {
+    "agreement": "mean over queries of Spearman's correlation, over keys, of score and cosine of centred x̂, given distance and key length",
+    "agreement_raw": "the same, nothing partialled out: nearness and length count as similarity",
+    "agreement_uncentred": "as agreement, the cosine of x̂ as it is, the mean of the cloud not taken away",
+    "agreement_embedding": "as agreement, the cosine of the centred embeddings of the tokens (x⁰)",
+    "position_baseline": "Spearman correlation of score and nearness −|i − j|: what position alone explains",
+    "queries": "queries with enough usable keys, over which means are taken",
+    "null_mean": "mean agreement of random M of the same singular values: x̂ turned at random, queries and keys apart",
+    "null_sd": "standard deviation of the same",
+    "z": "(agreement − null_mean) / null_sd",
+    "q_value": "share of false finds among all heads at least as far from their null (Benjamini and Hochberg, two-sided, z normal)",
+}
+MEANS = ("agreement", "agreement_raw", "agreement_uncentred", "agreement_embedding", "position_baseline")
+AT_ONCE = 2**18
+"""Scores that are ranked at the same time: they stay in the cache, and no map of all tokens exists."""
+DRAWS_AT_ONCE = 4
+
+
+@torch.no_grad()
+def agreement(
+    view: View,
+    trace: Trace,
+    draws: int = 200,
+    seed: int = 0,
+    least: int = 8,
+    keep_massive: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> "xarray.Dataset":
+    """Does each head attend to what is similar in E? The headline of the covers.
+
+    **Answers** "does a query score those keys high that lie near it in the space it reads?" 1: attention reads similarity
+    in E; 0: unrelated; below 0: it reads dissimilarity.
+
+    **Formula** for a query i, over the permitted keys j ≠ i: Spearman correlation of the score s_ij (as the model has it,
+    position and cap included) and cos(x̂_i − x̄, x̂_j − x̄), partial given |i − j| and the length ‖x̂_j − x̄‖ of the key
+    token; the mean over queries with at least `least` such keys. Massive tokens are dropped on both sides. A query whose
+    scores (or cosines) do not vary counts 0.
+
+    **Null** random M of the same singular values: the clouds are turned by random rotations Q and Q' and read by the
+    head's own projections, rotary positions and biases, M'(δ) = Q M(δ) Q'ᵀ; `draws` of them (0 leaves the null out).
+
+    **Gives** (layer, head): `agreement`, `agreement_raw`, `agreement_uncentred`, `agreement_embedding`,
+    `position_baseline`, `null_mean`, `null_sd`, `z`, `q_value`; (layer): `queries`. NaN in a layer where no query has
+    enough keys (a narrow window).
+
+    **Laws** M = I gives 1 and M = −I gives −1 for x̂ of one length around 0; in [−1, 1]; unchanged by every move that
+    leaves the logits unchanged, by a scale of the scores and by anything added to a row of them.
+
+    **Siblings** `scores` says what scores are made of, `distortion` what the images of the cloud lose.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> found = rs.agreement(model.view, model.trace("The keys to the cabinet are on the table in the old hall"), draws=2)
+    >>> bool((abs(found.agreement) <= 1).all())
+    True
+    """
+    if draws == 1 or draws < 0 or least < 4:
+        raise RheoscopeError(
+            f"a null needs 2 draws or more and a partial correlation 4 keys or more, got draws={draws}, least={least}; "
+            "type draws=200, least=8"
+        )
+    steps = 1 + math.ceil(draws / DRAWS_AT_ONCE)
+    tables = []
+    for done, turned in enumerate((None, *rotations(view.width, draws, seed, trace.points.device)), 1):
+        tables.append(_table(view, trace, turned, least, keep_massive))
+        if progress is not None:
+            progress(done, steps)
+    told = provenance(trace, "agreement", keep_massive, draws=draws, seed=seed, least=least)
+    return _labelled(view, tables[0], [table[..., 0] for table, _ in tables[1:]], told)
+
+
+Turned = tuple[Float[Tensor, "c d d"], Float[Tensor, "c d d"]]
+
+
+def rotations(width: int, draws: int, seed: int, device: torch.device) -> Iterator[Turned]:
+    """Random rotations of E for queries and for keys, a few draws at a time; the same ones serve every layer."""
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, draws, DRAWS_AT_ONCE):
+        some = min(DRAWS_AT_ONCE, draws - start)
+        Q, R = torch.linalg.qr(torch.randn(2 * some, width, width, generator=generator).to(device))
+        Q = Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without this QR does not draw evenly
+        yield Q[0::2], Q[1::2]
+
+
+def _table(
+    view: View, trace: Trace, turned: Turned | None, least: int, keep_massive: bool
+) -> tuple[Float[Tensor, "c layer h 5"], Float[Tensor, " layer"]]:
+    """All means of all heads (of `c` turns of the clouds), and how many queries they are over."""
+    start = unit(centred(exact(trace.points[0])[tokens(trace, keep_massive)]))
+    means, counts = [], []
+    for read in layers(view, trace, keep_massive, least=2):
+        q, k = sides(read, turned)
+        total, count = of_layer(read, q, k, start, least)
+        means.append(total / count if count else torch.full_like(total, float("nan")))
+        counts.append(count)
+    if not any(counts):
+        raise RheoscopeError(
+            f"agreement needs a query with at least {least} other keys that are not massive, and none of the "
+            f"{len(start)} tokens has; type a longer text, or a smaller least=… (4 or more)"
+        )
+    return torch.stack(means, 1), torch.tensor(counts, dtype=torch.float64)
+
+
+def of_layer(
+    read: Read, q: Float[Tensor, "c h n k"], k: Float[Tensor, "c h n k"], start: Float[Tensor, "n d"], least: int
+) -> tuple[Float[Tensor, "c h 5"], int]:
+    """Sums over the queries of one layer, in blocks of queries, and their number."""
+    cloud, at = centred(read.hat), read.kept
+    like, length = torch.stack([unit(cloud), unit(read.hat)]), cloud.norm(dim=-1)
+    bare = Mechanism(read.heads.mechanism.score, position=read.heads.mechanism.position)
+    total, count = torch.zeros(*q.shape[:2], 5, dtype=torch.float64, device=q.device), 0
+    for block in torch.arange(len(at), device=at.device).split(max(1, AT_ONCE // (q.shape[0] * q.shape[1] * len(at)))):
+        usable = read.heads.mechanism.mask(at[block], at) & (at[block, None] != at)
+        enough = usable.sum(-1) >= least
+        rows, usable = block[enough], usable[enough]
+        if not len(rows):
+            continue
+        to = int(usable.any(0).nonzero()[-1]) + 1  # under a causal mask nothing lies beyond
+        usable, i, j = usable[:, :to], at[rows], at[:to]
+        cosines = torch.stack([*(like[:, rows] @ like[:, :to].mT), start[rows] @ start[:to].mT])
+        wanted = targets(cosines, (i[:, None] - j).abs(), length[:to], usable)
+        s = scores(bare, q[:, :, rows], k[:, :, :to], i, j)
+        total += correlations(ranked(s, usable), wanted).sum(2)
+        count += len(rows)
+    return total, count
+
+
+def sides(read: Read, turned: Turned | None) -> tuple[Float[Tensor, "c h n k"], Float[Tensor, "c h n k"]]:
+    """Queries and keys of every head, in their places: the model's own, or those of clouds turned at random."""
+    heads, at = read.heads, read.kept
+    if turned is None:
+        q, k, _ = heads.read(read.x)
+        q, k = q[:, :, at], k[:, :, at]
+    else:
+        q, k = (heads.project(_gained(heads, read.hat @ Q.to(read.hat.dtype)))[side] for side, Q in enumerate(turned))
+    place = heads.mechanism.position.place
+    return place(exact(q), at), place(for_every_head(exact(k), heads.count), at)
+
+
+def _gained(heads: Heads, hat: Float[Tensor, "c n d"]) -> Float[Tensor, "c n d"]:
+    """What a block reads of x̂: centred where its norm centres, times the gain, plus the bias."""
+    norm: Norm = heads.norm
+    hat = hat - hat.mean(-1, keepdim=True) if norm.centred else hat
+    hat = hat if norm.gain is None else hat * norm.gain
+    return (hat if norm.bias is None else hat + norm.bias).to(heads.W_Q.dtype)
+
+
+def targets(
+    cosines: Float[Tensor, "3 m n"],
+    far: Float[Tensor, "m n"] | Tensor,
+    length: Float[Tensor, " n"],
+    usable: Bool[Tensor, "m n"],
+) -> Float[Tensor, "m n 6"]:
+    """Six unit rows for every query: the two that are partialled out (orthonormal), the raw cosine, three partial ones.
+
+    A rank correlation with one of them is an inner product, so that all heads of a layer share this work.
+    """
+    ranks = ranked(torch.cat([cosines, far[None].to(cosines.dtype), length.expand_as(usable)[None]]), usable)
+    far, length = unit(ranks[3]), ranks[4]
+    length = unit(_without(length, far))
+    partial = unit(_without(_without(ranks[:3], far), length))
+    return torch.stack([far, length, unit(ranks[0]), *partial], -1)
+
+
+def correlations(ranks: Float[Tensor, "c h m n"], wanted: Float[Tensor, "m n 6"]) -> Float[Tensor, "c h m 5"]:
+    """The five correlations of MEANS for every query; 0 where something does not vary."""
+    along = torch.einsum("chmn,mnt->chmt", ranks, wanted)
+    whole = ranks.square().sum(-1)
+    rest = whole - along[..., :2].square().sum(-1)
+    partial = along[..., 3:] / _or_infinite(rest, whole).sqrt()[..., None]
+    raw = along[..., [2, 0]] / _or_infinite(whole, whole).sqrt()[..., None]
+    return torch.stack([partial[..., 0], raw[..., 0], partial[..., 1], partial[..., 2], -raw[..., 1]], -1)
+
+
+def _or_infinite(square: Tensor, whole: Tensor) -> Tensor:
+    """A squared length; infinite where it is 0 but for rounding, so that what is divided by it is 0."""
+    return torch.where(square > 1e-9 * whole, square, float("inf"))
+
+
+def _without(x: Float[Tensor, "*t m n"], along: Float[Tensor, "m n"]) -> Float[Tensor, "*t m n"]:
+    """x less its part along unit rows."""
+    return x - (x * along).sum(-1, keepdim=True) * along
+
+
+def centred(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return x - x.mean(0)
+
+
+def unit(x: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t n d"]:
+    """Rows of length 1; 0 where a row is 0 but for rounding, beside the longest."""
+    length = x.norm(dim=-1, keepdim=True)
+    return torch.where(length > 1e-6 * length.max(), x / torch.where(length > 0, length, 1), 0)
+
+
+def _labelled(
+    view: View,
+    own: tuple[Float[Tensor, "1 layer h 5"], Float[Tensor, " layer"]],
+    null: list[Float[Tensor, "_ layer h"]],
+    told: dict[str, object],
+) -> "xarray.Dataset":
+    table, queries = own
+    values: dict[str, tuple[tuple[str, ...], Tensor]] = {
+        name: (("layer", "head"), x) for name, x in zip(MEANS, table[0].unbind(-1), strict=True)
+    }
+    values["queries"] = (("layer",), queries)
+    if null:
+        drawn = torch.cat(null)
+        mean, sd = drawn.mean(0), drawn.std(0)
+        z = torch.where(sd > 0, (table[0, ..., 0] - mean) / torch.where(sd > 0, sd, 1), torch.where(sd == 0, 0, sd))
+        found = {"null_mean": mean, "null_sd": sd, "z": z, "q_value": q_values(torch.erfc(z.abs() / math.sqrt(2)))}
+        values |= {name: (("layer", "head"), x) for name, x in found.items()}
+    return dataset(values, DEFINITIONS, {"layer": range(view.layers), "head": range(view.heads)}, told)
+
+
+def q_values(p: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
+    """Benjamini and Hochberg: the smallest share of false finds at which each would be called a find; NaN stays NaN."""
+    there = ~p.isnan()
+    order = p[there].argsort()
+    steps = p[there][order] * len(order) / torch.arange(1, len(order) + 1, device=p.device)
+    falling = steps.flip(0).cummin(0).values.flip(0)
+    found = p.clone()
+    found[there] = torch.empty_like(falling).index_copy_(0, order, falling)
+    return found

@@ -1,0 +1,176 @@
+"""What do the projections of a head do to the geometry of the tokens? Each image of the cloud against the cloud."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.covers.cloud import Read, dataset, exact, layers, provenance, tokens
+from rheoscope.covers.geometry import COMPARED, Geometry, compared, geometry
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Heads
+from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
+
+if TYPE_CHECKING:
+    import xarray
+
+IMAGES = ("query", "key", "content")
+
+_KEPT = {
+    "spread": "r₉₅/r₀₅ of the stretch ‖y_i − y_j‖/‖x̂_i − x̂_j‖ over pairs: 1 where the image is the cloud up to scale",
+    "neighbours": "share of a token's k nearest tokens that are still among its k nearest in the image",
+    "trustworthiness": "1 less how far, in E, those are that became neighbours in the image (Venna and Kaski): glued tokens",
+    "continuity": "1 less how far, in the image, those are that were neighbours in E: torn tokens",
+    "rsa": "Spearman correlation of all pairwise distances in the image with those in E",
+    "cka": "cosine of the centred inner products of the image and of the cloud (linear CKA)",
+}
+DEFINITIONS = (
+    _KEPT
+    | {
+        f"{name}_null": f"mean of {name} for random projections to as many dimensions, drawn in the basis of E"
+        for name in _KEPT
+    }
+    | {
+        "collapse": "share of the variance of the cloud that the image cannot see: what lies outside the row space it reads",
+        "collapse_null": "the same for a random space of that rank: 1 − r/d",
+        "principal_angles": "angles between the space that queries read and the space that keys read (rows of Mᵀ and of M), radians",
+        "mismatch": "mean sin² of the principal angles: 0 where queries and keys read one space, 1 where they read other ones",
+        "mismatch_null": "the same for random spaces: 1 − r/d",
+        "trace_share": "tr M / ‖M‖_*: 1 where M compares like with like (positive semi-definite), −1 like with opposite, 0 neither",
+    }
+)
+
+
+@torch.no_grad()
+def distortion(
+    view: View,
+    trace: Trace,
+    k: int = 5,
+    draws: int = 10,
+    seed: int = 0,
+    keep_massive: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> "xarray.Dataset":
+    """What each head's projections keep of the geometry of the tokens, and what they lose.
+
+    **Answers** "are tokens that are near each other in E still near as this head sees them?" for three images of the
+    cloud: x̂M (as queries), x̂Mᵀ (as keys), x̂F (as content). M is taken at offset 0.
+
+    **Formula** each field's is in its `attrs["definition"]`. Distances are Euclidean; pairs at distance 0 have no stretch.
+
+    **Gives** (layer, head, image): `spread`, `collapse`, `neighbours`, `trustworthiness`, `continuity`, `rsa`, `cka`;
+    (layer, image): the null of each, for random projections to the same number of dimensions (`draws` of them);
+    (layer, head, angle): `principal_angles`; (layer, head): `mismatch`, `trace_share`.
+
+    **Laws** M = c·I keeps everything; unchanged by every move that leaves the logits unchanged and by a scale of M or F.
+
+    **Source** Venna and Kaski 2001 (trustworthiness, continuity), Kornblith et al. 2019 (CKA).
+
+    **Siblings** `torn` shows the pairs of tokens behind these numbers, `stack` what several heads keep together.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> found = rs.distortion(model.view, model.trace("The keys to the cabinet are on the table in the hall"))
+    >>> bool((found.rsa.mean("head") < found.rsa_null).all())
+    True
+    """
+    n = len(tokens(trace, keep_massive))
+    if not 1 <= k < n / 2 or draws < 1:
+        raise RheoscopeError(
+            f"k nearest of {n} tokens that are not massive: 1 ≤ k < {n / 2:g}, and 1 draw or more, got k={k}, "
+            f"draws={draws}; type k={max(1, min(5, (n - 1) // 2))}, draws=10, or a longer text"
+        )
+    rows = []
+    for read in layers(view, trace, keep_massive, least=4):
+        rows.append(of_layer(read, k, draws, seed))
+        if progress is not None:
+            progress(len(rows), view.layers)
+    dims: dict[str, tuple[str, ...]] = dict.fromkeys((*COMPARED, "collapse"), ("layer", "head", "image"))
+    dims |= {f"{name}_null": ("layer", "image") for name in dims}
+    dims |= {"principal_angles": ("layer", "head", "angle"), "mismatch_null": ("layer",)}
+    dims |= dict.fromkeys(("mismatch", "trace_share"), ("layer", "head"))
+    values = {name: (dims[name], torch.stack([row[name] for row in rows])) for name in dims}
+    coords = {"layer": range(view.layers), "head": range(view.heads), "image": list(IMAGES)}
+    return dataset(
+        values, DEFINITIONS, coords, provenance(trace, "distortion", keep_massive, k=k, draws=draws, seed=seed)
+    )
+
+
+def of_layer(read: Read, k: int, draws: int, seed: int) -> dict[str, Tensor]:
+    """All numbers of one layer, one image of one head at a time."""
+    cloud, of = read.hat.double(), geometry(read.hat)
+    seen = images(read.heads)
+    kept = torch.stack([
+        torch.stack([compared(of, geometry(y), k) for y in image.of(cloud)]) for image in seen
+    ], 1)  # fmt: skip
+    ranks = [image.left.shape[-1] for image in seen]
+    null = {r: random_projections(cloud, of, r, k, draws, seed) for r in set(ranks)}
+    return (
+        {name: kept[..., at] for at, name in enumerate(COMPARED)}
+        | {f"{name}_null": torch.stack([null[r][at] for r in ranks]) for at, name in enumerate(COMPARED)}
+        | {
+            "collapse": torch.stack([image.collapse(cloud) for image in seen], 1),
+            "collapse_null": cloud.new_tensor([1 - min(1, r / cloud.shape[-1]) for r in ranks]),
+        }
+        | mismatch(seen[0], seen[1])
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """The images x̂A of a cloud by one operator of every head, A = left · right, in float64.
+
+    `basis` are orthonormal columns that span what A reads; `turned` is `right` in as few coordinates as it needs, so that
+    (x̂ left) turned has all distances of x̂A.
+    """
+
+    left: Float[Tensor, "h d r"]
+    basis: Float[Tensor, "h d r"]
+    turned: Float[Tensor, "h r e"]
+
+    def of(self, cloud: Float[Tensor, "n d"]) -> Float[Tensor, "h n e"]:
+        return (cloud @ self.left) @ self.turned
+
+    def collapse(self, cloud: Float[Tensor, "n d"]) -> Float[Tensor, " h"]:
+        """1 − ‖X U‖²/‖X‖² of the centred cloud X, U the basis; 0 for a cloud without variance."""
+        X = cloud - cloud.mean(0)
+        size = X.square().sum()
+        seen = (X @ self.basis).square().sum((-2, -1))
+        return torch.where(size > 0, 1 - seen / torch.where(size > 0, size, 1), 0)
+
+
+def images(heads: Heads) -> list[Image]:
+    """Query, key and content of every head of a layer: x̂M, x̂Mᵀ, x̂F."""
+    M, F = heads.M(), heads.F()
+    asking, answering = exact(M.left).double(), exact(M.right).double().mT
+    (U, a), (V, b) = torch.linalg.qr(asking), torch.linalg.qr(answering)
+    taken, given = exact(F.left).double(), exact(F.right).double().mT
+    content = Image(taken, torch.linalg.qr(taken)[0], torch.linalg.qr(given, mode="r")[1].mT)
+    return [Image(asking, U, b.mT), Image(answering, V, a.mT), content]
+
+
+def random_projections(
+    cloud: Float[Tensor, "n d"], of: Geometry, rank: int, k: int, draws: int, seed: int
+) -> Float[Tensor, " 6"]:
+    """What random projections to `rank` dimensions keep, in the mean."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(draws, cloud.shape[-1], rank, generator=generator, dtype=torch.float64).to(cloud.device)
+    return torch.stack([compared(of, geometry(y), k) for y in cloud @ drawn]).mean(0)
+
+
+def mismatch(query: Image, key: Image) -> dict[str, Tensor]:
+    """How the space that queries read lies to the space that keys read."""
+    cosines = torch.linalg.svdvals(query.basis.mT @ key.basis).clamp(max=1)
+    size = torch.linalg.svdvals(query.basis.mT @ query.left @ query.turned).sum(-1)
+    diagonal = (query.left * key.left).sum((-2, -1))  # tr(L R) = ⟨L, Rᵀ⟩
+    rank, width = query.left.shape[-1], query.left.shape[-2]
+    return {
+        "principal_angles": cosines.acos(),
+        "mismatch": 1 - cosines.square().mean(-1),
+        "mismatch_null": cosines.new_tensor(1 - min(1, rank / width)),
+        "trace_share": torch.where(size > 0, diagonal / torch.where(size > 0, size, 1), 0),
+    }

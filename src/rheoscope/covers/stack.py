@@ -1,0 +1,170 @@
+"""How much of the geometry of E do several heads see together? One head's cover is partial; a stack of them is less so."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.covers.cloud import Read, dataset, exact, layers, provenance, tokens
+from rheoscope.covers.distortion import IMAGES, Image, images
+from rheoscope.covers.geometry import distances
+from rheoscope.covers.ranks import ranked
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
+
+if TYPE_CHECKING:
+    import xarray
+
+Inner = Float[Tensor, "n n"]
+Alike = Callable[[Tensor], Tensor]
+
+DEFINITIONS = {
+    "recovered": "Spearman correlation of all pairwise distances in the concatenated images of the heads used and in E; best first",
+    "order": "which head is added at each step, the one with which the distances agree best",
+    "recovered_random": "mean of recovered for heads added in random order",
+    "recovered_null": "mean of recovered for random projections to as many dimensions, drawn in the basis of E",
+    "recovered_cka": "cosine of centred inner products (linear CKA) of the concatenated images, heads in the same order",
+    "recovered_cka_null": "the same for random projections to as many dimensions, drawn in the basis of E",
+    "recovered_layers": "Spearman correlation of distances in the images of all heads up to this layer and of the embeddings",
+    "recovered_layers_null": "the same for the clouds that these layers read, themselves: covers that lose nothing",
+    "overlap": "mean cos² of the principal angles between the spaces that two heads read: 1 the same, 0 nothing in common",
+    "overlap_null": "the same for random spaces: r/d",
+    "rank_ratio": "sum of the heads' ranks over the rank of all that they read together: 1 where no two heads read the same",
+}
+
+
+@torch.no_grad()
+def stack(
+    view: View,
+    trace: Trace,
+    image: str = "query",
+    draws: int = 5,
+    seed: int = 0,
+    keep_massive: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> "xarray.Dataset":
+    """How much of the tokens' geometry the heads of a layer see together, as one after the other is added.
+
+    **Answers** "do the heads of a layer, each a partial cover, cover E together, or do they all look at the same part?"
+
+    **Formula** heads used side by side have the image [x̂M₁, x̂M₂, …] (`image="key"`: x̂Mᵀ, `"content"`: x̂F); squared
+    distances add up. Greedy: the head that raises the correlation most is added next.
+
+    **Gives** (layer, heads_used): `recovered`, `order`, `recovered_random`, `recovered_null`, `recovered_cka`,
+    `recovered_cka_null`; (layer): `recovered_layers` and its null, `overlap_null`, `rank_ratio`; (layer, head, other): `overlap`.
+
+    **Laws** the concatenation of isometric covers recovers everything; overlap is symmetric, 1 on the diagonal; all heads
+    together recover the same in any order; unchanged by every move that leaves the logits unchanged.
+
+    **Siblings** `distortion` asks the same of single heads.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> found = rs.stack(model.view, model.trace("The keys to the cabinet are on the table in the hall"))
+    >>> bool((abs(found.recovered - found.recovered_random)[:, -1] < 1e-6).all())
+    True
+    """
+    if image not in IMAGES or draws < 1:
+        raise RheoscopeError(
+            f"image is one of {', '.join(IMAGES)} and draws 1 or more, got image={image!r}, draws={draws}; "
+            "type image='query', draws=5"
+        )
+    kept = tokens(trace, keep_massive)
+    start, rows = inners(exact(trace.points[0])[kept].double()), []
+    seen_below, below, alike = torch.zeros_like(start), torch.zeros_like(start), rsa(start)
+    for read in layers(view, trace, keep_massive, least=4):
+        seen = images(read.heads)[IMAGES.index(image)]
+        inner = inners(seen.of(read.hat.double()))
+        seen_below, below = seen_below + inner.sum(0), below + inners(read.hat.double())
+        rows.append(of_layer(read, seen, inner, draws, seed))
+        rows[-1] |= {"recovered_layers": alike(seen_below), "recovered_layers_null": alike(below)}
+        if progress is not None:
+            progress(len(rows), view.layers)
+    dims: dict[str, tuple[str, ...]] = dict.fromkeys(DEFINITIONS, ("layer", "heads_used"))
+    dims |= dict.fromkeys(("recovered_layers", "recovered_layers_null", "overlap_null", "rank_ratio"), ("layer",))
+    dims["overlap"] = ("layer", "head", "other")
+    values = {name: (dims[name], torch.stack([row[name] for row in rows])) for name in DEFINITIONS}
+    heads = range(view.heads)
+    coords = {"layer": range(view.layers), "heads_used": range(1, view.heads + 1), "head": heads, "other": heads}
+    told = provenance(trace, "stack", keep_massive, image=image, draws=draws, seed=seed)
+    return dataset(values, DEFINITIONS, coords, told)
+
+
+def of_layer(read: Read, seen: Image, inner: Float[Tensor, "h n n"], draws: int, seed: int) -> dict[str, Tensor]:
+    """All numbers of one layer, from the inner products of the images."""
+    of, generator = inners(read.hat.double()), torch.Generator().manual_seed(seed)
+    distant, linear = rsa(of), cka(of)
+    order = greedy(inner, distant)
+    chance = [torch.randperm(len(inner), generator=generator) for _ in range(draws)]
+    shape = (draws, len(inner), read.hat.shape[-1], seen.left.shape[-1])
+    null = [inners(read.hat.double() @ one.to(read.hat.device)) for one in _drawn(shape, generator)]
+    sizes, shared = spaces(seen.basis)
+    return {
+        "recovered": along(inner[order], distant),
+        "order": order,
+        "recovered_random": torch.stack([along(inner[one], distant) for one in chance]).mean(0),
+        "recovered_null": torch.stack([along(one, distant) for one in null]).mean(0),
+        "recovered_cka": along(inner[order], linear),
+        "recovered_cka_null": torch.stack([along(one, linear) for one in null]).mean(0),
+        "overlap": shared,
+        "overlap_null": shared.new_tensor(min(1, seen.left.shape[-1] / seen.left.shape[-2])),
+        "rank_ratio": sizes,
+    }
+
+
+def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def inners(y: Float[Tensor, "*h n e"]) -> Float[Tensor, "*h n n"]:
+    """Inner products around the mean: all that distances need to know, and of concatenated clouds they add up."""
+    y = y - y.mean(-2, keepdim=True)
+    return y @ y.mT
+
+
+def rsa(of: Inner) -> Alike:
+    """Spearman correlation of the pairwise distances of a cloud with those of this one; 0 where one of them has none."""
+    i, j = torch.triu_indices(len(of), len(of), 1, device=of.device)
+    all_pairs = torch.ones(1, len(i), dtype=torch.bool, device=of.device)
+
+    def ranks(inner: Inner) -> Tensor:
+        return ranked(distances(inner)[i, j][None], all_pairs)
+
+    wanted = ranks(of)
+    return lambda inner: _cosine(ranks(inner), wanted)
+
+
+def cka(of: Inner) -> Alike:
+    return lambda inner: _cosine(inner, of)
+
+
+def _cosine(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
+    size = a.norm() * b.norm()
+    return (a * b).sum() / size if float(size) > 0 else torch.zeros_like(size)
+
+
+def along(inner: Float[Tensor, "h n n"], alike: Alike) -> Float[Tensor, " h"]:
+    """How alike the first 1, 2, …, h images together are to the cloud."""
+    return torch.stack([alike(part) for part in inner.cumsum(0)])
+
+
+def greedy(inner: Float[Tensor, "h n n"], alike: Alike) -> Int[Tensor, " h"]:
+    """Heads in the order in which each raises the correlation of distances most."""
+    order: list[int] = []
+    so_far = torch.zeros_like(inner[0])
+    while len(order) < len(inner):
+        left = [head for head in range(len(inner)) if head not in order]
+        best = max(left, key=lambda head: float(alike(so_far + inner[head])))
+        order.append(best)
+        so_far = so_far + inner[best]
+    return torch.tensor(order, device=inner.device)
+
+
+def spaces(basis: Float[Tensor, "h d r"]) -> tuple[Float[Tensor, ""], Float[Tensor, "h h"]]:
+    """Σ rank / rank of the sum, and the mean cos² of the principal angles of every two spaces."""
+    shared = torch.einsum("adr,bds->abrs", basis, basis).square().sum((-2, -1)) / basis.shape[-1]
+    together = torch.linalg.matrix_rank(basis.transpose(0, 1).flatten(1), rtol=1e-6)
+    return basis.shape[0] * basis.shape[-1] / together.double(), shared

@@ -1,0 +1,222 @@
+"""Agreement: planted likeness gives 1 and its opposite −1, a slow twin gives the same numbers, random heads lie in their null."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import false_discovery_control, pearsonr, rankdata, spearmanr
+
+import rheoscope as rs
+from rheoscope.covers import agreement as module
+from rheoscope.covers.agreement import MEANS, q_values
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer
+from tests.cases import double, text, traced
+from tests.covers.cases import bare, on
+from tests.pretrained.cases import random, randomised
+
+F64 = torch.float64
+
+
+def even(n: int, width: int, seed: int = 0) -> torch.Tensor:
+    """A cloud around 0 of points of one length."""
+    x = random(seed, n // 2, width)
+    x = x / x.norm(dim=-1, keepdim=True)
+    return torch.cat([x, -x])[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_planted_likeness_is_found(sign: float) -> None:
+    """Law 4: M = ±I."""
+    model = bare()
+    heads = model.view.blocks[0]
+    with torch.no_grad():
+        heads.W_Q[0].copy_(torch.eye(16))
+        heads.W_K[0].copy_(sign * torch.eye(16))
+    found = rs.agreement(model.view, on(model, even(30, 16)), draws=20)
+    for field in set(MEANS) - {"position_baseline"}:
+        assert found[field].item() == pytest.approx(sign, abs=1e-9), field
+    assert sign * found.z.item() > 3
+    assert found.q_value.item() < 0.01
+    assert found.queries.item() == 22
+
+
+def test_position_alone_is_no_agreement() -> None:
+    """A head that only sees distance: all of it is position's, nothing is left for likeness."""
+    model = bare(heads=2, position="alibi")
+    with torch.no_grad():
+        model.view.blocks[0].W_Q.zero_()
+    x = even(40, 16) + 3 * torch.linspace(0, 1, 40, dtype=F64)[:, None] * random(9, 16)
+    found = rs.agreement(model.view, on(model, x), draws=0)
+    assert np.allclose(found.position_baseline, 1)
+    assert float(abs(found.agreement).max()) == 0
+    assert float(found.agreement_raw.min()) > 0.2
+
+
+def slow(trace: Any, layer: int, head: int, least: int, kept: list[int]) -> np.ndarray:
+    """The definition, read aloud, query by query."""
+    heads, s = trace.view.blocks[layer], trace.scores(layer, head).numpy()
+    at = torch.arange(len(trace))
+    permitted = heads.mechanism.mask(at, at)
+    x, start = heads.norm.hat(trace.read_by(layer)).numpy(), trace.points[0].numpy()
+    centred, first = x - x[kept].mean(0), start - start[kept].mean(0)
+    rows = []
+    for i in kept:
+        keys = [j for j in kept if j != i and permitted[i, j]]
+        if len(keys) < least:
+            continue
+        far, length = np.abs(np.array(keys) - i), np.linalg.norm(centred[keys], axis=-1)
+        controls = np.stack([np.ones(len(keys)), rankdata(far), rankdata(length)], -1)
+
+        def rest(values: Any, controls: Any = controls) -> Any:
+            ranks = rankdata(values)
+            return ranks - controls @ np.linalg.lstsq(controls, ranks, rcond=None)[0]
+
+        def together(a: Any, b: Any) -> float:
+            a, b = rest(a), rest(b)
+            return pearsonr(a, b).statistic if min(abs(a).max(), abs(b).max()) > 1e-9 else 0.0
+
+        def cosine(cloud: Any, i: int = i, keys: Any = keys) -> Any:
+            return cloud[keys] @ cloud[i] / np.linalg.norm(cloud[keys], axis=-1) / np.linalg.norm(cloud[i])
+
+        score = s[i, keys]
+        partial = [together(score, cosine(c)) for c in (centred, x, first)]
+        raw = spearmanr(score, cosine(centred)).statistic
+        rows.append([partial[0], raw, partial[1], partial[2], -spearmanr(score, far).statistic])
+    return np.mean(rows, 0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "gemma3_capped", "qwen3", "bert", "own_alibi", "own_metric"])
+def test_it_equals_a_slow_twin(name: str) -> None:
+    trace = traced(name, F64)
+    points = trace.points.clone()
+    points[0] += 1e-3 * random(4, *points.shape[1:])  # equal tokens have equal cosines: no order to compare here
+    points[0, 3] *= 100
+    trace = replace(trace, points=points)
+    found = rs.agreement(trace.view, trace, draws=0, least=5)
+    assert found.attrs["massive"] == [3]
+    kept = [i for i in range(len(trace)) if i != 3]
+    for layer, head in ((0, 0), (trace.view.layers - 1, trace.view.heads - 1)):
+        if float(found.queries[layer]) == 0:
+            assert bool(found.agreement[layer].isnull().all())
+            continue
+        wanted = slow(trace, layer, head, 5, kept)
+        assert np.allclose([float(found[field][layer, head]) for field in MEANS], wanted, atol=1e-6)
+
+
+def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = traced("llama", F64)
+    whole = rs.agreement(trace.view, trace, draws=6, least=4)
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    apart = rs.agreement(trace.view, trace, draws=6, least=4)
+    for field in whole.data_vars:
+        assert np.allclose(whole[field], apart[field], atol=1e-9), field
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1000), scale=st.floats(0.1, 10))
+def test_scales_of_scores_and_turns_of_the_cloud_change_nothing(seed: int, scale: float) -> None:
+    model = bare(heads=2, width=12)
+    heads = model.view.blocks[0]
+    cloud, Q = random(seed, 20, 12), torch.linalg.qr(random(seed + 1, 12, 12))[0]
+    trace = on(model, cloud)
+    plain = rs.agreement(model.view, trace, draws=0)
+    wider = replace(heads, project=lambda u: tuple(scale * part for part in heads.project(u)))
+    turned = replace(heads, project=lambda u: heads.project(u @ Q.mT))
+    for other, points in ((wider, trace.points), (turned, trace.points @ Q)):
+        view = replace(model.view, blocks=(other,))
+        found = rs.agreement(view, replace(trace, points=points), draws=0)
+        for field in MEANS:
+            assert np.allclose(found[field], plain[field], atol=1e-9), field
+
+
+@pytest.mark.parametrize("position", ["none", "rotary"])
+def test_random_heads_lie_inside_their_null(position: str) -> None:
+    inside = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        config = Config(vocabulary=300, width=48, depth=1, heads=96, head_width=6, position=position)
+        model = rs.load(randomised(Transformer(config), seed=seed).double())
+        with torch.no_grad():
+            model.view.blocks[0].norm.own.weight.fill_(1)
+        cloud = random(seed, 24, 48) * torch.linspace(0.3, 3, 48, dtype=F64)
+        found = rs.agreement(model.view, on(model, cloud), draws=120, seed=seed)
+        inside.append(float((abs(found.z) < 1.96).mean()))
+        assert float((found.q_value < 0.05).mean()) < 0.05
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.03)
+
+
+def test_a_gauge_leaves_the_null_alone() -> None:
+    """Random rotations act on x̂: what weights are written in does not matter, and a seed gives the same numbers again."""
+    model = bare(heads=2, width=12)
+    trace = on(model, random(0, 20, 12))
+    one = rs.agreement(model.view, trace, draws=8, seed=3)
+    with torch.no_grad():
+        A = random(5, 6, 6)
+        model.view.blocks[0].W_Q.copy_(model.view.blocks[0].W_Q @ A)
+        model.view.blocks[0].W_K.copy_(model.view.blocks[0].W_K @ torch.linalg.inv(A).mT)
+    two = rs.agreement(model.view, trace, draws=8, seed=3)
+    other = rs.agreement(model.view, trace, draws=8, seed=4)
+    for field in one.data_vars:
+        assert np.allclose(one[field], two[field], atol=1e-7), field
+    assert not np.allclose(one.null_mean, other.null_mean, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_centring_norm_centres_turned_clouds_too() -> None:
+    """What W does along (1, …, 1) is nothing, in the null as in the head."""
+    model = bare(heads=2, width=12, norm="layer")
+    trace = on(model, random(0, 20, 12))
+    one = rs.agreement(model.view, trace, draws=8)
+    for W in (model.view.blocks[0].W_Q, model.view.blocks[0].W_K):
+        W.add_(random(6, 2, 1, 6))
+    two = rs.agreement(model.view, trace, draws=8)
+    for field in one.data_vars:
+        assert np.allclose(one[field], two[field], atol=1e-7), field
+
+
+def test_rotations_are_orthogonal_and_even() -> None:
+    drawn = [torch.cat(pair) for pair in module.rotations(5, 300, 0, torch.device("cpu"))]
+    Q = torch.cat(drawn)
+    assert len(Q) == 600
+    assert torch.allclose(Q @ Q.mT, torch.eye(5).expand_as(Q), atol=1e-5)
+    assert float(Q.mean(0).abs().max()) < 0.1
+    assert torch.allclose(Q.square().mean(0), torch.full((5, 5), 0.2), atol=0.05)
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(1, 30))
+def test_q_values_are_scipys(seed: int, n: int) -> None:
+    p = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    assert np.allclose(q_values(p), false_discovery_control(p.numpy()))
+    holed = torch.cat([p, torch.tensor([float("nan")], dtype=F64)])
+    assert np.allclose(q_values(holed)[:-1], q_values(p))
+    assert bool(q_values(holed)[-1].isnan())
+
+
+def test_heads_that_say_nothing_count_nothing() -> None:
+    model = bare(heads=2)
+    with torch.no_grad():
+        model.view.blocks[0].W_Q.zero_()
+    found = rs.agreement(model.view, on(model, random(0, 20, 16)), draws=4)
+    assert float(abs(found.agreement).max()) == 0
+    assert float(abs(found.z).max()) == 0
+    assert float(found.q_value.min()) == 1
+
+
+def test_what_it_cannot_do_is_told_in_one_line() -> None:
+    model = double("llama")
+    with pytest.raises(rs.RheoscopeError, match=r"at least 8 other keys .* none of the 6 tokens has; type a longer"):
+        rs.agreement(model.view, model.trace(text(n=6)), draws=0, keep_massive=True)
+    with pytest.raises(rs.RheoscopeError, match=r"got draws=1, least=8; type draws=200"):
+        rs.agreement(model.view, model.trace(text()), draws=1)
+    with pytest.raises(rs.RheoscopeError, match=r"got draws=0, least=3"):
+        rs.agreement(model.view, model.trace(text()), draws=0, least=3)
+    with pytest.raises(rs.RheoscopeError, match="type the view of the model that made the Trace"):
+        rs.agreement(rs.load().view, model.trace(text()))
+    holed = replace(model.trace(text()), points=torch.full((5, 18, 32), float("nan"), dtype=F64))
+    with pytest.raises(rs.RheoscopeError, match="NaN or infinity"):
+        rs.agreement(model.view, holed, draws=0)

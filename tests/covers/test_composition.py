@@ -1,0 +1,81 @@
+"""Composition: equal to dense products, 0 at random, a planted induction pair is found, kernels compose associatively."""
+
+import numpy as np
+import pytest
+import torch
+
+import rheoscope as rs
+from tests.cases import double, gap, traced
+from tests.covers.cases import bare
+from tests.pretrained.cases import random
+
+F64 = torch.float64
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "qwen3", "own_metric", "bert"])
+def test_it_equals_dense_products(name: str) -> None:
+    view = double(name).view
+    found = rs.composition(view, top=3)
+    for a, b in ((0, 0), (3, 1), (2, 2)):
+        F1, M2, F2 = view.head(0, a).F.dense(), view.head(1, b).M.dense(), view.head(1, b).F.dense()
+        at = {"head_from": f"L0.H{a}", "head_to": f"L1.H{b}"}
+        for field, A, B in (("q", F1, M2), ("k", F1, M2.mT), ("v", F1, F2)):
+            wanted = (A @ B).norm() / A.norm() / B.norm() - view.width**-0.5
+            assert float(found[field].sel(at)) == pytest.approx(float(wanted), abs=1e-9)
+    q = found.q.values.reshape(view.layers, 4, view.layers, 4)
+    for one in range(view.layers):
+        for other in range(view.layers):
+            assert np.isnan(q[one, :, other]).all() == (one >= other)
+    assert float(found.q.min()) >= -(view.width**-0.5)
+    assert float(found.v.max()) <= 1 - view.width**-0.5
+    best = found.sel(kind="k")
+    pairs = found.k.values[best.top_from.values, best.top_to.values]
+    assert np.allclose(pairs, best.top_score)
+    assert best.top_score[0] == np.nanmax(found.k)
+
+
+def test_random_heads_compose_at_the_random_level() -> None:
+    found = rs.composition(bare(heads=8, depth=2, width=64).view)
+    for field in ("q", "k", "v"):
+        assert abs(float(found[field].mean())) < 0.01
+        assert float(abs(found[field]).max()) < 0.06
+
+
+@torch.no_grad()
+def test_a_planted_induction_pair_tops_the_list() -> None:
+    """Head 1 of layer 0 writes what it reads into other axes; head 2 of layer 1 looks for that in its keys."""
+    model = bare(heads=4, depth=2, width=48)
+    first, second = model.view.blocks
+    read, write = torch.linalg.qr(random(0, 48, 24))[0].split(12, -1)
+    first.W_V[1].copy_(read)
+    first.W_O[1].copy_(write.mT)
+    second.W_K[2].copy_(write)
+    second.W_Q[2].copy_(read)
+    found = rs.composition(model.view)
+    best = found.sel(kind="k").isel(place=0)
+    assert (found.head_from.values[best.top_from], found.head_to.values[best.top_to]) == ("L0.H1", "L1.H2")
+    assert float(best.top_score) == pytest.approx(12**-0.5 - 48**-0.5)
+    assert float(found.q.sel(head_from="L0.H1", head_to="L1.H2")) < -0.05
+
+
+def test_kernels_compose_associatively_and_stay_kernels() -> None:
+    trace = rs.load().trace("The keys to the cabinet are on the table")
+    path = [(0, 1), (2, 3), (5, 0)]
+    whole = rs.path_weights(trace, path)
+    assert gap(whole, trace.weights(5, 0) @ (trace.weights(2, 3) @ trace.weights(0, 1))) <= 1e-6
+    assert gap(whole, rs.path_weights(trace, path[1:]) @ rs.path_weights(trace, path[:1])) <= 1e-6
+    assert gap(whole.sum(-1), torch.ones(len(trace))) <= 1e-5
+    assert not whole.triu(1).any()
+    assert gap(rs.path_weights(traced("bert", F64), [(1, 2)]), traced("bert", F64).weights(1, 2)) == 0
+
+
+def test_what_it_cannot_do_is_told_in_one_line() -> None:
+    with pytest.raises(rs.RheoscopeError, match=r"different layers \(0\), got 10; type top=1"):
+        rs.composition(bare().view)
+    trace = traced("gpt2")
+    for path in ([], [(1, 0), (0, 0)], [(0, 1), (0, 2)]):
+        with pytest.raises(rs.RheoscopeError, match=r"later and later layers, got .*; type \[\(0, 1\), \(2, 3\)\]"):
+            rs.path_weights(trace, path)
+    with pytest.raises(rs.RheoscopeError, match="no layer 7"):
+        rs.path_weights(trace, [(7, 0)])

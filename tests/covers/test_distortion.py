@@ -1,0 +1,138 @@
+"""Distortion: an isometric cover keeps everything, images equal dense ones, angles equal scipy's, torn pairs are found."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import subspace_angles
+
+import rheoscope as rs
+from rheoscope.covers.distortion import images
+from rheoscope.covers.geometry import COMPARED, compared, geometry
+from tests.cases import double, gap, text, traced
+from tests.covers.cases import bare, on
+from tests.pretrained.cases import random
+
+F64 = torch.float64
+KEEP = ("spread", "neighbours", "trustworthiness", "continuity", "rsa", "cka")
+
+
+def planted(W_Q: torch.Tensor, W_K: torch.Tensor) -> Any:
+    model = bare(width=len(W_Q))
+    with torch.no_grad():
+        model.view.blocks[0].W_Q[0].copy_(W_Q)
+        model.view.blocks[0].W_K[0].copy_(W_K)
+    return model
+
+
+def test_an_isometric_cover_keeps_everything() -> None:
+    eye = torch.eye(12, dtype=F64)
+    model = planted(3 * torch.linalg.qr(random(0, 12, 12))[0], eye)
+    found = rs.distortion(model.view, on(model, random(1, 20, 12)), draws=2)
+    for field in KEEP:
+        assert np.allclose(found[field].sel(image=["query", "key"]), 1), field
+    assert float(abs(found.collapse).max()) < 1e-9
+    assert float(found.mismatch.max()) < 1e-9
+    likeness = planted(eye, eye)
+    assert rs.distortion(likeness.view, on(likeness, random(1, 20, 12))).trace_share.item() == pytest.approx(1)
+    opposite = planted(eye, -eye)
+    assert rs.distortion(opposite.view, on(opposite, random(1, 20, 12))).trace_share.item() == pytest.approx(-1)
+
+
+def test_a_projection_loses_what_it_does_not_see() -> None:
+    """Queries read the first half of the axes, keys the other half."""
+    half = torch.diag(torch.tensor([1.0] * 6 + [0.0] * 6, dtype=F64))
+    model = bare(width=12, head_width=6)
+    with torch.no_grad():
+        model.view.blocks[0].W_Q[0].copy_(half[:, :6])
+        model.view.blocks[0].W_K[0].copy_(half.flip(0, 1)[:, 6:])
+    trace = on(model, random(1, 20, 12))
+    found = rs.distortion(model.view, trace, draws=2)
+    assert found.principal_angles.values == pytest.approx(np.pi / 2)
+    assert (found.mismatch.item(), found.mismatch_null.item()) == pytest.approx((1, 0.5))
+    x = model.view.blocks[0].norm.hat(trace.points[0])
+    x = x - x.mean(0)
+    lost = float(x[:, 6:].square().sum() / x.square().sum())
+    assert found.collapse.sel(image="query").item() == pytest.approx(lost)
+    assert found.collapse.sel(image="key").item() == pytest.approx(1 - lost)
+    assert found.collapse_null.values == pytest.approx(0.5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "own_metric"])
+def test_images_equal_dense_ones(name: str) -> None:
+    trace = traced(name, F64)
+    found = rs.distortion(trace.view, trace, k=3, draws=1)
+    head = trace.view.head(1, 2)
+    x = head.heads.norm.hat(trace.read_by(1))[[i for i in range(len(trace)) if i not in trace.massive()]]
+    dense = {"query": x @ head.M.dense(), "key": x @ head.M.dense().mT, "content": x @ head.F.dense()}
+    for image, y in dense.items():
+        kept = compared(geometry(x), geometry(y), 3)
+        assert np.allclose([float(found[f].sel(layer=1, head=2, image=image)) for f in COMPARED], kept, atol=1e-6)
+    slow = subspace_angles(head.M.left.numpy(), head.M.right.mT.numpy())
+    assert np.allclose(np.sort(found.principal_angles[1, 2]), np.sort(slow), atol=1e-6)
+    share = head.M.dense().trace() / torch.linalg.svdvals(head.M.dense()).sum()
+    assert float(found.trace_share[1, 2]) == pytest.approx(float(share), abs=1e-9)
+    mine = images(head.heads)[0].of(x)[2]
+    assert gap(torch.cdist(mine, mine), torch.cdist(dense["query"], dense["query"])) <= 1e-6
+
+
+def test_random_heads_lose_about_what_random_projections_lose() -> None:
+    model = bare(heads=8, width=64, head_width=12)
+    found = rs.distortion(model.view, on(model, random(0, 40, 64)), draws=20)
+    content = found.sel(image="content", layer=0)
+    assert float(content.collapse.mean()) == pytest.approx(float(content.collapse_null), abs=0.03)
+    assert float(content.rsa.mean()) < float(content.rsa_null) < 1  # two random maps, one after the other, lose more
+    assert float(content.neighbours.mean()) > 5 / 39
+
+
+def test_torn_and_glued_pairs_are_the_planted_ones() -> None:
+    """Tokens 0 and 1 differ in the one direction that is stretched, 2 and 3 in the one that is forgotten."""
+    x = random(0, 12, 8)
+    x[:, 6:] = 0
+    x[1] = x[0]
+    x[0, 6], x[1, 6] = 0.3, -0.3
+    x[2:4, 7] = torch.tensor([4.0, -4.0])
+    x[2, :6] = x[3, :6]
+    x = x / x.norm(dim=-1, keepdim=True)
+    scale = torch.diag(torch.tensor([0.1] * 6 + [30.0, 0.0], dtype=F64))
+    model = planted(scale, torch.eye(8, dtype=F64))
+    found = rs.torn(model.view, on(model, x), 0, 0, top=1, keep_massive=True)
+    pairs = {
+        kind: (found["first"].sel(kind=kind).item(), found["second"].sel(kind=kind).item())
+        for kind in ("torn", "glued")
+    }
+    assert pairs["torn"] == (0, 1)
+    assert pairs["glued"][0] in (2, 3)
+    assert found.first_token.sel(kind="torn").item() == on(model, x).tokens[0]
+    assert found.after.sel(kind="torn").item() > 0.9
+    every = rs.torn(model.view, on(model, random(3, 12, 8)), 0, 0, top=66)
+    assert np.allclose(np.sort(every.before.sel(kind="torn")), np.linspace(0, 1, 66))
+
+
+def test_equal_tokens_are_no_pair() -> None:
+    model = bare(width=8)
+    x = random(3, 12, 8)
+    x[7] = x[2]
+    found = rs.torn(model.view, on(model, x), 0, 0, top=65)
+    assert (2, 7) not in zip(found["first"].values[0], found["second"].values[0], strict=True)
+    with pytest.raises(rs.RheoscopeError, match="the 65 pairs"):
+        rs.torn(model.view, on(model, x), 0, 0, top=66)
+
+
+def test_what_it_cannot_do_is_told_in_one_line() -> None:
+    model = double("llama")
+    trace = model.trace(text())
+    with pytest.raises(rs.RheoscopeError, match=r"1 ≤ k < 9, .* got k=9, draws=10; type k=5, draws=10"):
+        rs.distortion(model.view, trace, k=9)
+    with pytest.raises(rs.RheoscopeError, match="draws=0"):
+        rs.distortion(model.view, trace, draws=0)
+    with pytest.raises(rs.RheoscopeError, match="has no M"):
+        rs.distortion(double("own_cosine").view, traced("own_cosine", F64))
+    with pytest.raises(rs.RheoscopeError, match="unknown image 'value'; type one of query, key, content"):
+        rs.torn(model.view, trace, 0, 0, image="value")
+    with pytest.raises(rs.RheoscopeError, match="between 1 and the"):
+        rs.torn(model.view, trace, 0, 0, top=0)
+    with pytest.raises(rs.RheoscopeError, match="no head 9 in layer 0"):
+        rs.torn(model.view, trace, 0, 9)

@@ -1,0 +1,114 @@
+"""Fixed points: a layer that does nothing is one; norm, radius and boundary equal those of the dense Jacobian."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.covers.fixed_point import block, jacobian, norm, radius, settling
+from tests.cases import double, gap, traced
+from tests.covers.cases import bare
+from tests.pretrained.cases import random
+
+F64 = torch.float64
+MAPS = ["gpt2", "llama", "gemma3", "qwen3", "neox", "opt", "own", "own_metric", "own_sigmoid", "own_branch"]
+
+
+def dense(T: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.functional.jacobian(T, x).reshape(x.numel(), x.numel())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MAPS)
+def test_the_map_is_the_models_own(name: str) -> None:
+    trace = traced(name, F64)
+    for layer in range(trace.view.layers):
+        x = trace.read_by(layer)
+        after = trace.points[[*trace.where[1:], len(trace.steps) - 1][layer]]
+        assert gap(block(trace.view, trace, layer)(x), after) <= 1e-4 * float(after.abs().max())
+
+
+def small(name: str) -> tuple[Any, Any]:
+    model = double(name)
+    return model, model.trace([3, 9, 4, 7])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
+def test_norm_radius_and_boundary_equal_the_dense_jacobians(name: str) -> None:
+    model, trace = small(name)
+    found = rs.fixed_point(model, trace, layers=[1], iterations=128, keep_massive=True)
+    x = trace.read_by(1)
+    J = dense(block(model.view, trace, 1), x)
+    assert found.jacobian_norm.item() == pytest.approx(float(torch.linalg.matrix_norm(J, 2)), rel=1e-4)
+    eigenvalues = torch.linalg.eigvals(J).abs().amax()
+    assert found.jacobian_radius.item() == pytest.approx(float(eigenvalues), rel=1e-4)
+    last = J.reshape(4, 32, 4, 32)[-1]
+    share = 1 - last[:, -1].square().sum() / last.square().sum()
+    assert found.boundary.item() == pytest.approx(float(share), abs=0.15)
+    assert found.jacobian_radius.item() <= found.jacobian_norm.item()
+
+
+def test_a_causal_jacobian_is_block_triangular() -> None:
+    """Law: later tokens do not move earlier ones, so the radius is the largest over the diagonal blocks."""
+    model, trace = small("llama")
+    J = dense(block(model.view, trace, 0), trace.read_by(0)).reshape(4, 32, 4, 32)
+    for i in range(4):
+        for j in range(i + 1, 4):
+            assert not J[i, :, j].any()
+    blocks = max(float(torch.linalg.eigvals(J[i, :, i]).abs().amax()) for i in range(4))
+    found = rs.fixed_point(model, trace, layers=[0], iterations=128)
+    assert found.jacobian_radius.item() == pytest.approx(blocks, rel=1e-4)
+
+
+def test_a_linear_map_has_the_known_numbers() -> None:
+    A, x = random(0, 6, 6), random(1, 3, 6)
+    start = random(2, 3, 6)
+    forward, back = jacobian(lambda x: x @ A, x)
+    assert gap(forward(start), start @ A) <= 1e-12
+    assert gap(back(start), start @ A.mT) <= 1e-12
+    assert float(norm(forward, back, start, 200)) == pytest.approx(float(torch.linalg.matrix_norm(A, 2)))
+    assert float(radius(forward, start, 18)) == pytest.approx(float(torch.linalg.eigvals(A).abs().amax()))
+    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=F64)
+    assert torch.allclose(
+        settling(lambda x: 5 * x @ turn, random(3, 4, 2), torch.arange(4), 3), torch.full((3,), np.pi / 2, dtype=F64)
+    )
+    still = settling(lambda x: 7 * x, random(3, 4, 2), torch.arange(4), 2)
+    assert float(still.max()) <= 1e-15
+
+
+@torch.no_grad()
+def test_a_layer_that_does_nothing_is_a_fixed_point() -> None:
+    model = bare(heads=2, depth=2)
+    heads = model.view.blocks[0]
+    heads.W_O.zero_()
+    silent = replace(model.view, mlps=(torch.zeros_like, model.view.mlps[1]))
+    trace = model.trace([3, 5, 8])
+    points = trace.points.clone()
+    points[trace.where[1]] = points[0]
+    trace = replace(trace, points=points, view=silent)
+    found = rs.fixed_point(replace(model, view=silent), trace, layers=[0], iterations=4)
+    assert found.residual.item() == 0
+    assert not found.residual_token.any()
+    assert found.settling.values == pytest.approx(0)
+    assert (found.jacobian_norm.item(), found.jacobian_radius.item()) == pytest.approx((1, 1))
+    assert found.boundary.item() == pytest.approx(0)
+
+
+def test_residuals_are_those_of_the_points() -> None:
+    trace = traced("gpt2", F64)
+    found = rs.fixed_point(double("gpt2"), trace, layers=[1], times=2, iterations=1, keep_massive=True)
+    x, y = trace.points[trace.where[1]], trace.points[-1]
+    assert found.residual.item() == pytest.approx(float((y - x).norm() / x.norm()))
+    assert np.allclose(found.residual_token[0], ((y - x).norm(dim=-1) / x.norm(dim=-1)))
+
+
+def test_what_it_cannot_do_is_told_in_one_line() -> None:
+    with pytest.raises(rs.RheoscopeError, match=r"layer 0 is no x \+ attention \+ MLP .*; type rs.trajectory"):
+        rs.fixed_point(double("bert"), traced("bert", F64))
+    with pytest.raises(rs.RheoscopeError, match="got layers=\\[\\], times=8"):
+        rs.fixed_point(double("gpt2"), traced("gpt2", F64), layers=[])
+    with pytest.raises(rs.RheoscopeError, match="no layer 9"):
+        rs.fixed_point(double("gpt2"), traced("gpt2", F64), layers=[9])
