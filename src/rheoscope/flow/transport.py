@@ -29,7 +29,7 @@ DEFINITIONS = {
     "kappa_null": "the same with the displacements permuted among the tokens, mean over draws",
     "kappa_null_sd": "standard deviation of κ over the draws of its null",
     "identity_share": "share of tokens that the optimal coupling leaves in place, on the centred sphere",
-    "identity_share_null": "the same with the displacements permuted among the tokens, mean over draws",
+    "identity_share_null": "the same with the displacements of the directions permuted among the tokens, mean over draws",
     "identity_share_null_sd": "standard deviation of the identity share over the draws of its null",
     "efficiency": "W₂²/identity cost: 1 almost everywhere, so it says little",
     "coupling": "the token whose new place this token would take in the optimal coupling",
@@ -114,9 +114,10 @@ class Moved:
 def moved(x: Cloud, y: Cloud, draws: int, seed: int) -> Moved:
     """All numbers of one pair of clouds, with their nulls."""
     draw = torch.Generator().manual_seed(seed)
-    nulls = [x + (y - x)[torch.randperm(len(x), generator=draw)] for _ in range(draws)]
+    orders = [torch.randperm(len(x), generator=draw) for _ in range(draws)]
     identity, random, best, coupling = costs(x, y)
-    kappas, shares = ([of(x, null) for null in nulls] for of in (_kappa, in_place))
+    kappas = [_kappa(x, x + (y - x)[order]) for order in orders]
+    shares = [in_place(x, y, order) for order in orders]
     figures = {
         "identity_cost": identity,
         "w2_squared": best,
@@ -189,9 +190,13 @@ def _kappa(x: Cloud, y: Cloud) -> float:
     return kappa(*costs(x, y)[:3])
 
 
-def in_place(x: Cloud, y: Cloud) -> float:
-    """The share of tokens that the optimal coupling of directions, seen from the clouds' means, leaves in place."""
-    coupling = least(_directions(x), _directions(y))[1]
+def in_place(x: Cloud, y: Cloud, order: Int[Tensor, " n"] | None = None) -> float:
+    """The share of tokens that the optimal coupling of directions, seen from the clouds' means, leaves in place.
+
+    With an order, its null: what each direction becomes is given to another token.
+    """
+    x, y = _directions(x), _directions(y)
+    coupling = least(x, y if order is None else x + (y - x)[order])[1]
     return float((coupling.cpu() == torch.arange(len(x))).double().mean())
 
 

@@ -35,11 +35,8 @@ def picture_massive(dataset: "xarray.Dataset") -> Picture:
     lengths, mass = [], []
     for colour, at in zip(CLUSTERS, first, strict=False):
         name = f"{int(dataset.token[at])} {shown(dataset.attrs['tokens'][at])}"
-        held = ", ".join(
-            f"{int(c)} ({100 * float(s):.0f} %)"
-            for c, s in zip(dataset.coordinate.values[at], dataset.coordinate_share.values[at], strict=True)
-        )
-        lengths.append(Line(f"{name}: coordinates {held}", range(len(points)), dataset.length.values[:, at], colour))
+        held = f"{100 * float(dataset.coordinate_share[at, 0]):.0f} % in coordinate {int(dataset.coordinate[at, 0])}"
+        lengths.append(Line(f"{name}: {held}", range(len(points)), dataset.length.values[:, at], colour))
         mass.append(Line(name, range(len(layers)), dataset.sink_mass.values[:, at], colour))
     even = [1 / dataset.attrs["n"]] * len(layers)
     ends = tuple(at for at, name in enumerate(points) if " " not in name)
