@@ -16,6 +16,7 @@ load                                  a pretrained Transformer as operators on o
 operators                             every head as an operator: symmetry, direction, rank, copying
 scores                                what the scores of every head are made of: form, mean, biases
 reversed_attention, reversed_map      how the loss wants every score to change (R)
+surgery, operated                     what another M or F costs; the points under the change
 why                                   which components make a score, exactly
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
@@ -46,6 +47,7 @@ _HOME = {
     "mechanism": "rheoscope.attention.zoo",
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
+    "operated": "rheoscope.covers.surgery",
     "operators": "rheoscope.covers.operators",
     "plot": "rheoscope.report.drawing",
     "purity": "rheoscope.flow.purity",
@@ -55,6 +57,7 @@ _HOME = {
     "reversed_map": "rheoscope.covers.reversed_attention",
     "save_report": "rheoscope.report.flow_page",
     "scores": "rheoscope.covers.scores",
+    "surgery": "rheoscope.covers.surgery",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",
     "transport": "rheoscope.flow.transport",
