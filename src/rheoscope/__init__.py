@@ -17,6 +17,7 @@ operators                             every head as an operator: symmetry, direc
 scores                                what the scores of every head are made of: form, mean, biases
 reversed_attention, reversed_map      how the loss wants every score to change (R)
 surgery, operated                     what another M or F costs; the points under the change
+attention_patching                    the loss when weights move along the gradient of the scores
 why                                   which components make a score, exactly
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
@@ -35,6 +36,7 @@ _HOME = {
     "RheoscopeError": "rheoscope.shapes",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
+    "attention_patching": "rheoscope.covers.patching",
     "clusters": "rheoscope.flow.clusters",
     "density_clusters": "rheoscope.flow.density",
     "energy": "rheoscope.flow.energy",
