@@ -18,6 +18,7 @@ scores                                what the scores of every head are made of:
 reversed_attention, reversed_map      how the loss wants every score to change (R)
 surgery, operated                     what another M or F costs; the points under the change
 attention_patching                    the loss when weights move along the gradient of the scores
+faithfulness                          which ranking of heads finds those that matter
 why                                   which components make a score, exactly
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
@@ -42,6 +43,7 @@ _HOME = {
     "energy": "rheoscope.flow.energy",
     "dynamics": "rheoscope.flow.dynamics.bench",
     "experiments": "rheoscope.flow.dynamics.bench",
+    "faithfulness": "rheoscope.covers.faithfulness",
     "interactive": "rheoscope.report.drawing",
     "kept": "rheoscope.flow.kept",
     "load": "rheoscope.opening",
