@@ -300,10 +300,10 @@ def test_the_ablations_by_hand() -> None:
 
 def test_losses_are_those_of_the_logits() -> None:
     of = model("llama")
-    texts = [text(0), text(1, 7)]
+    texts = [text(0), text(1, 7), text(2), text(3, 9), text(4)]
     found = rs.surgery(of, texts, heads=1, M="symmetric", draws=2)
     assert found.attrs["heads"] == "L1"
-    assert found.tokens.values.tolist() == [LENGTH - 1, 6]
+    assert found.tokens.values.tolist() == [LENGTH - 1, 6, LENGTH - 1, 8, LENGTH - 1]
     for at, ids in enumerate(texts):
         after = rs.operated(of, ids, heads=1, M="symmetric").logits.log_softmax(-1)
         before = of.run(ids).detach().log_softmax(-1)
@@ -313,6 +313,8 @@ def test_losses_are_those_of_the_logits() -> None:
         kl = (before.exp() * (before - after)).sum(-1).mean()
         assert float(found.kl[at]) == pytest.approx(float(kl), abs=1e-5)
     share = found.tokens / found.tokens.sum()
+    assert found.excess.values == pytest.approx(float(found.cost[0]) - found.cost.values, abs=1e-9)
+    assert bool((found.excess_low <= found.excess + 1e-9).all() & (found.excess <= found.excess_high + 1e-9).all())
     for name, loss in (("edit", found.loss_after), ("size", found.loss_control.sel(control="size"))):
         cost = float(((loss - found.loss_before) * share).sum())
         assert float(found.cost.sel(change=name)) == pytest.approx(cost, abs=1e-6)
@@ -331,10 +333,11 @@ def test_a_long_text_is_cut_and_the_seed_decides() -> None:
     assert one.loss_after.equals(other.loss_after)
     assert not one.loss_control.equals(other.loss_control)
     assert "texts" in one.attrs["bootstrap"]
-    whole = rs.surgery(of, TEXT * 3, heads=[(2, 1)], M="symmetric", against=("mean",))
+    whole = rs.surgery(of, TEXT * 8, heads=[(2, 1)], M="symmetric", against=("mean",))
     assert "chunks" in whole.attrs["bootstrap"]
     assert "loss_control" not in whole
     assert np.isfinite(whole.cost_low.values).all()
+    assert np.isnan(rs.surgery(of, TEXT, heads=[(2, 1)], M="symmetric", against=()).cost_low.values).all()
 
 
 def test_the_interval_is_that_of_resampled_units() -> None:
@@ -399,7 +402,7 @@ def test_columns_reproduce_the_models_own_scores() -> None:
 
 
 def asked(of: Any) -> Any:
-    return rs.surgery(of, [different(), text(2)], M="symmetric", F="rank 3")
+    return rs.surgery(of, [different(), *(text(seed) for seed in range(2, 6))], M="symmetric", F="rank 3")
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,18 @@ DEFINITIONS = {
     "cost": "loss after a change less the loss before it, in nats per token, over all texts",
     "cost_low": "lower end of the 95 % bootstrap interval of the cost",
     "cost_high": "upper end of the 95 % bootstrap interval of the cost",
+    "excess": "cost of the replacement less that of each change, over the same texts: above 0 it costs more",
+    "excess_low": "lower end of the 95 % bootstrap interval of the excess",
+    "excess_high": "upper end of the 95 % bootstrap interval of the excess",
 }
 CONTROLS = {"size": operation.same_size, "spectrum": operation.same_spectrum}
 ABLATIONS = ("mean", "uniform")
 AGAINST = (*CONTROLS, *ABLATIONS)
 RESAMPLES = 2000
 CHUNK = 32
-"""Tokens of a unit of the bootstrap where there is one text only."""
+"""Tokens of a unit of the bootstrap where there are few texts."""
+FEWEST = 5
+"""Units below which a bootstrap says nothing."""
 Progress = Callable[[int, int], None]
 
 
@@ -65,7 +70,8 @@ def surgery(
     **Shapes** `text`: one or a list, cut into pieces of `window` tokens. `heads`: [(layer, head), …], a layer, or None for all.
 
     **Gives** (text): `loss_before`, `loss_after`, `kl`, `tokens`; (control, text): `loss_control`; (ablation, text): `loss_ablated`;
-    (change): `cost` with its bootstrap interval `cost_low`, `cost_high` over texts, or over chunks of a single one.
+    (change): `cost`, and `excess` of the edit above each change, with bootstrap intervals (`cost_low`, `cost_high`, …) over texts, or over
+    chunks where there are fewer than five.
 
     **Laws** `identity` changes no bit; equal to scores computed from dense M(δ) in every family; controls have the size and the
     spectrum of the edit at every offset; the model is as before on exit; no gauge moves any number.
@@ -202,7 +208,9 @@ def _dataset(
     controls, ablations = ([name for name in group if name in against] for group in (CONTROLS, ABLATIONS))
     changes = ["edit", *controls, *ablations]
     costs = torch.stack([torch.cat([row[name] - row["before"] for row in rows]).double() for name in changes])
-    low, high, unit = interval(costs, [len(row["before"]) for row in rows], generator)
+    excess = costs[:1] - costs
+    low, high, unit = interval(torch.cat([costs, excess]), [len(row["before"]) for row in rows], generator)
+    ends = [part.numpy() for end in (low, high) for part in end.split(len(changes))]
 
     def means(names: list[str]) -> Any:
         return [[float(row[name].double().mean()) for row in rows] for name in names]
@@ -213,8 +221,11 @@ def _dataset(
         "kl": (("text",), [row["kl"] for row in rows]),
         "tokens": (("text",), [len(row["before"]) for row in rows]),
         "cost": (("change",), costs.mean(-1).numpy()),
-        "cost_low": (("change",), low.numpy()),
-        "cost_high": (("change",), high.numpy()),
+        "cost_low": (("change",), ends[0]),
+        "cost_high": (("change",), ends[2]),
+        "excess": (("change",), excess.mean(-1).numpy()),
+        "excess_low": (("change",), ends[1]),
+        "excess_high": (("change",), ends[3]),
     }
     values |= {"loss_control": (("control", "text"), means(controls))} if controls else {}
     values |= {"loss_ablated": (("ablation", "text"), means(ablations))} if ablations else {}
@@ -228,10 +239,11 @@ def _dataset(
 def interval(
     costs: Float[Tensor, "change m"], lengths: list[int], generator: Generator
 ) -> tuple[Float[Tensor, " change"], Float[Tensor, " change"], str]:
-    """The 95 % interval of the mean cost when texts (or chunks of the only one) are drawn anew; NaN where there is one unit."""
-    unit = "texts" if len(lengths) > 1 else f"chunks of {CHUNK} tokens"
-    sizes = lengths if len(lengths) > 1 else [len(part) for part in torch.arange(lengths[0]).split(CHUNK)]
-    if len(sizes) < 2:
+    """The 95 % interval of the mean cost when texts (or, where they are few, chunks of them) are drawn anew; NaN for too few."""
+    unit = "texts" if len(lengths) >= FEWEST else f"chunks of {CHUNK} tokens"
+    chunks = [len(part) for length in lengths for part in torch.arange(length).split(CHUNK)]
+    sizes = lengths if len(lengths) >= FEWEST else chunks
+    if len(sizes) < FEWEST:
         nothing = torch.full_like(costs[:, 0], torch.nan)
         return nothing, nothing, unit
     sums = torch.stack([part.sum(-1) for part in costs.split(sizes, -1)], -1)
