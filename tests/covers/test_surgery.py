@@ -1,5 +1,7 @@
 """Surgery: another M or F while the model runs, against dense forms in every family; controls, intervals, refusals."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 import rheoscope as rs
-from rheoscope.attention.mechanism import positions
+from rheoscope.attention.mechanism import Mechanism, positions
 from rheoscope.covers import operation
 from rheoscope.covers.operation import chosen_heads, live, plans
 from rheoscope.covers.reversed_attention import written_at
@@ -227,7 +229,7 @@ def test_symmetric_and_symmetric_scores_are_two_edits_under_RoPE_and_one_without
 
 
 def test_a_change_inside_a_soft_cap_stays_inside() -> None:
-    from rheoscope.attention.mechanism import Mechanism, reference
+    from rheoscope.attention.mechanism import reference
     from rheoscope.attention.score import Gram, SoftCap
 
     generator = Generator().manual_seed(0)
@@ -266,6 +268,48 @@ def test_controls_have_the_size_and_the_spectrum_of_the_edit_at_every_offset(nam
         )
         assert gap(new, turned) <= 1e-9
         assert gap(at_offset(plan.heads, edit, 2).dense(), at_offset(plan.heads, size, 2).dense()) > 1e-2
+
+
+@torch.no_grad()
+def test_the_control_on_the_cloud_is_as_large_there_as_the_edit() -> None:
+    """Seen from inside: the scores that are added, and the displacements, head by head."""
+    of, trace = double("llama"), traced("llama", F64)
+    every = torch.ones(LENGTH, dtype=torch.bool)
+    for M, F in (("symmetric", None), (None, "symmetric")):
+        (plan,) = plans(of.view, {0: [0, 1, 2, 3]}, M, F)
+        sizes = []
+        for make in (operation.edit, operation.same_on_cloud, operation.same_size):
+            edits, hooks = live(trace, every, [make(plan, Generator().manual_seed(2))])
+            found: list[Tensor] = []
+
+            def spy(q: Any, k: Any, v: Any, mechanism: Any, out: Any, change: Any = edits[0], into: Any = found) -> Any:
+                with looking(into):
+                    return change(q, k, v, mechanism, out)
+
+            of.run(text(), edit={0: spy}, hooks=hooks)
+            q, k, v = found
+            if M is not None:
+                s = q[0, :, :, 8:] @ k[0, :, :, 8:].mT
+                sizes.append((s - s.mean(-1, keepdim=True)).flatten(1).norm(dim=-1))
+            else:
+                content = make(plan, Generator().manual_seed(2)).content
+                sizes.append((v[0, :, :, 8:] @ content.right).flatten(1).norm(dim=-1))
+        assert gap(sizes[0], sizes[1]) <= 1e-9
+        assert gap(sizes[0], sizes[2]) > 1e-2
+
+
+@contextmanager
+def looking(into: list[Tensor]) -> Iterator[None]:
+    """While an edit runs, what it gives to attention."""
+    own = Mechanism.attend
+
+    def attend(self: Mechanism, q: Tensor, k: Tensor, v: Tensor, *more: Any, **named: Any) -> Tensor:
+        into[:] = [q, k, v]
+        return own(self, q, k, v, *more, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mechanism, "attend", attend)
+        yield
 
 
 @torch.no_grad()
@@ -362,7 +406,7 @@ def test_the_interval_is_that_of_resampled_units() -> None:
         ({"M": "symmetric", "heads": 77}, "there is no layer 77"),
         ({"M": "symmetric", "heads": []}, "no head to change"),
         ({"M": "positive"}, "under RoPE M is another form at every offset"),
-        ({"M": "symmetric", "against": ("median",)}, "unknown comparison 'median'; type some of size, spectrum"),
+        ({"M": "symmetric", "against": ("median",)}, "unknown comparison 'median'; type some of size, cloud, spectrum"),
         ({"M": "symmetric", "window": 1}, "a window has at least 2 tokens"),
     ],
 )

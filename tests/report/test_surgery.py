@@ -38,7 +38,13 @@ def test_surgery_prints_every_change_and_writes_every_number(
 ) -> None:
     show(rs.load(), TEXT, "2.1,3.2", "symmetric", "rank 8", 1, tmp_path / "s.json")
     out = capsys.readouterr().out
-    for line in ("the replacement", "a random change of the same size", "heads silenced: their mean", "L2.H1 L3.H2"):
+    for line in (
+        "the replacement",
+        "a random change of the same size",
+        "a random change as large on this text",
+        "heads silenced: their mean",
+        "L2.H1 L3.H2",
+    ):
         assert line in out
     told = json.loads((tmp_path / "s.json").read_text())["surgery"]
     assert told["attrs"]["M"] == "symmetric"

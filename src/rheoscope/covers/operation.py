@@ -29,7 +29,10 @@ Chosen = dict[int, list[int]]
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One layer: the change of the form and of the content of its `chosen` heads, centred or not."""
+    """One layer: the change of the form and of the content of its `chosen` heads, centred or not.
+
+    With `like`, every head's change is scaled until it is as large on the text's cloud as that one.
+    """
 
     layer: int
     heads: Heads
@@ -38,6 +41,7 @@ class Operation:
     content: Factored | None = None
     centred_form: bool = True
     centred_content: bool = True
+    like: "Operation | None" = None
 
 
 def chosen_heads(view: View, heads: Sequence[tuple[int, int]] | int | None) -> Chosen:
@@ -99,6 +103,11 @@ def same_size(plan: Plan, generator: Generator) -> Operation:
     old, new = plan.forms
     content = None if plan.contents is None else _turned_content(_difference(*plan.contents), generator)
     return plan.operation(turned(less(new, old), generator), content)
+
+
+def same_on_cloud(plan: Plan, generator: Generator) -> Operation:
+    """The change turned at random, and scaled until its scores (or displacements) on each text are as large as the edit's."""
+    return replace(same_size(plan, generator), like=edit(plan, generator))
 
 
 def same_spectrum(plan: Plan, generator: Generator) -> Operation:
@@ -184,10 +193,14 @@ def _editing(one: Operation, kept: Bool[Tensor, " n"], read: list[Tensor], added
         k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
         if one.form:
             cloud = centred if one.centred_form else hat
-            mechanism, q, k = with_columns(mechanism, q, k, columns(one.heads, one.form, cloud, hat))
+            more = columns(one.heads, one.form, cloud, hat)
+            if one.like is not None:
+                wanted = reach(*columns(one.heads, one.like.form, cloud, hat))
+                more = more[0] * _ratio(wanted, reach(*more)), more[1]
+            mechanism, q, k = with_columns(mechanism, q, k, more)
         if one.content is not None:
-            more = (centred if one.centred_content else hat) @ one.content.left
-            v = torch.cat([v.to(more), more[None]], -1)
+            carried = _carried(one, centred if one.centred_content else hat)
+            v = torch.cat([v.to(carried), carried[None]], -1)
         mixed = mechanism.attend(q, k, v.to(q.dtype))
         if one.form:
             new = out.clone()
@@ -197,6 +210,25 @@ def _editing(one: Operation, kept: Bool[Tensor, " n"], read: list[Tensor], added
         return new
 
     return change
+
+
+def _carried(one: Operation, cloud: Float[Tensor, "n d"]) -> Float[Tensor, "h n r"]:
+    """The cloud as further values, which the change of F makes displacements of."""
+    assert one.content is not None
+    carried = cloud @ one.content.left
+    if one.like is None or one.like.content is None:
+        return carried
+    wanted = Factored(cloud @ one.like.content.left, one.like.content.right).norm()
+    return carried * _ratio(wanted, Factored(carried, one.content.right).norm())
+
+
+def reach(q: Float[Tensor, "h n r"], k: Float[Tensor, "h n r"]) -> Float[Tensor, " h"]:
+    """How large scores q kᵀ are over all pairs, without what is constant along a row."""
+    return Factored(q, (k - k.mean(-2, keepdim=True)).mT).norm()
+
+
+def _ratio(wanted: Float[Tensor, " h"], there: Float[Tensor, " h"]) -> Float[Tensor, "h 1 1"]:
+    return (wanted / there.clamp(min=1e-30))[:, None, None]
 
 
 def _written(one: Operation, mixed: Float[Tensor, "c n r"], out: Float[Tensor, "h n e"]) -> Float[Tensor, "n d"]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 DEFINITIONS = {
     "loss_before": "mean −log p of the next token of each text, in nats, of the model as it is",
     "loss_after": "the same with the heads' operators replaced",
-    "loss_control": "the same under a control: a random change of the same size, or the replacement turned at random "
-    "(size, spectrum: the same singular values at every offset), mean over draws",
+    "loss_control": "the same under a control, mean over draws: the change turned at random (size: the same singular values at every "
+    "offset), scaled to the size that the edit has on the text (cloud), or the replacement turned at random (spectrum)",
     "loss_ablated": "the same with the heads silenced: each output its mean over the text, or attention uniform",
     "kl": "mean over tokens of KL(model as it is ‖ model with the replacement), in nats",
     "tokens": "how many next tokens of the text were predicted",
@@ -36,7 +36,7 @@ DEFINITIONS = {
     "excess_low": "lower end of the 95 % bootstrap interval of the excess",
     "excess_high": "upper end of the 95 % bootstrap interval of the excess",
 }
-CONTROLS = {"size": operation.same_size, "spectrum": operation.same_spectrum}
+CONTROLS = {"size": operation.same_size, "cloud": operation.same_on_cloud, "spectrum": operation.same_spectrum}
 ABLATIONS = ("mean", "uniform")
 AGAINST = (*CONTROLS, *ABLATIONS)
 RESAMPLES = 2000

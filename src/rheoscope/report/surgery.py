@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CHANGES = {
     "edit": "the replacement",
     "size": "a random change of the same size",
+    "cloud": "a random change as large on this text",
     "spectrum": "the replacement turned at random",
     "mean": "heads silenced: their mean",
     "uniform": "heads silenced: even attention",
@@ -65,8 +66,9 @@ def sentences(dataset: "xarray.Dataset") -> list[str]:
         f"The loss is {before:.3f} nats per token; with {dataset.attrs['replaces']} in heads {dataset.attrs['heads']} it changes by "
         f"{cost['edit']:+.4f} (over {int(dataset.tokens.sum())} tokens)."
     ]
-    if "size" in cost:
-        said.append(f"A random change of the same size costs {cost['size']:+.4f}: {_compared(dataset)}.")
+    for name in ("size", "cloud"):
+        if name in cost:
+            said.append(f"{CHANGES[name].capitalize()} costs {cost[name]:+.4f}: {_compared(dataset, name)}.")
     if cost.get("mean", 0.0) > 0:
         said.append(
             f"Silencing these heads costs {cost['mean']:+.4f}; the replacement costs {cost['edit'] / cost['mean']:.0%} of that."
@@ -74,8 +76,8 @@ def sentences(dataset: "xarray.Dataset") -> list[str]:
     return said
 
 
-def _compared(dataset: "xarray.Dataset") -> str:
-    row = dataset.sel(change="size")
+def _compared(dataset: "xarray.Dataset", name: str) -> str:
+    row = dataset.sel(change=name)
     excess, low, high = (float(row[name]) for name in ("excess", "excess_low", "excess_high"))
     if low != low:
         return "so little text does not say whether the replacement differs from that; type a longer one"

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 NAMES = {
     "edit": "edit",
     "size": "random, same size",
+    "cloud": "random, as large here",
     "spectrum": "turned at random",
     "mean": "mean ablation",
     "uniform": "even attention",
 }
-COLOURS = {"edit": "first", "size": "null", "spectrum": "null", "mean": "second", "uniform": "third"}
+COLOURS = {"edit": "first", "size": "null", "cloud": "null", "spectrum": "null", "mean": "second", "uniform": "third"}
 CAPTION = (
     "Nats per token that a change costs, with 95 % bootstrap intervals over texts. The edit says something of the model where it lies "
-    "apart from a random change of the same size (grey); the ablations say what the heads are worth at all."
+    "apart from random changes (grey: of the same size in E, as large on the text, of the same spectrum); the ablations say what the "
+    "heads are worth at all."
 )
 
 
