@@ -259,6 +259,8 @@ def interval(
 def _checked(
     view: View, heads: Sequence[tuple[int, int]] | int | None, against: Sequence[str], window: int, draws: int
 ) -> Chosen:
+    if view.crossing:
+        raise RheoscopeError("surgery reads one text, this model reads pairs; type model.run(pair, edit={layer: f})")
     i, j = positions(2, 2, view.embed.device)
     if not all(bool(~block.mechanism.mask(i, j)[0, 1]) for block in view.blocks):
         raise RheoscopeError(
