@@ -157,6 +157,10 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["flow", "a text", "--file", "file.txt"], 1, "got a text and --file"),
         (["flow", "a text", "--space", "moon"], 1, "unknown space 'moon'; type one of raw, normed, sphere"),
         (["flow", "a text", "--html", "a.html", "--no-html"], 1, "exclude each other"),
+        (["surgery", "a text"], 1, "nothing to change; type M='symmetric'"),
+        (["surgery", "a text", "--M", "square"], 1, "unknown replacement of M: 'square'; type one of identity"),
+        (["surgery", "a text", "--M", "symmetric", "--heads", "9.9"], 1, "there is no layer 9"),
+        (["reverse", "a text", "--target", " cabinet"], 1, "the target must be one token"),
         (["flow", "a text", "--html", "."], 1, "is a directory, expected a file name"),
     ],
 )

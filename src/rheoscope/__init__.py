@@ -23,6 +23,9 @@ rollout                               attention multiplied through the layers, a
 stack                                 how much of the geometry the heads of a layer see together
 scores                                what the scores of every head are made of: form, mean, biases
 reversed_attention, reversed_map      how the loss wants every score to change (R)
+surgery, operated                     what another M or F costs; the points under the change
+attention_patching                    the loss when weights move along the gradient of the scores
+faithfulness                          which ranking of heads finds those that matter
 why                                   which components make a score, exactly
 readout                               what every step of a token predicts (the logit lens)
 trajectory                            how every token moves: speed, path, straightness, turning
@@ -42,6 +45,7 @@ _HOME = {
     "agreement": "rheoscope.covers.agreement",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
+    "attention_patching": "rheoscope.covers.patching",
     "clusters": "rheoscope.flow.clusters",
     "composition": "rheoscope.covers.composition",
     "density_clusters": "rheoscope.flow.density",
@@ -49,6 +53,7 @@ _HOME = {
     "dynamics": "rheoscope.flow.dynamics.bench",
     "energy": "rheoscope.flow.energy",
     "experiments": "rheoscope.flow.dynamics.bench",
+    "faithfulness": "rheoscope.covers.faithfulness",
     "fixed_point": "rheoscope.covers.fixed_point",
     "head_types": "rheoscope.covers.head_types",
     "interactive": "rheoscope.report.drawing",
@@ -58,6 +63,7 @@ _HOME = {
     "mechanism": "rheoscope.attention.zoo",
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
+    "operated": "rheoscope.covers.surgery",
     "operators": "rheoscope.covers.operators",
     "path_weights": "rheoscope.covers.composition",
     "plot": "rheoscope.report.drawing",
@@ -70,6 +76,7 @@ _HOME = {
     "save_report": "rheoscope.report.flow_page",
     "scores": "rheoscope.covers.scores",
     "stack": "rheoscope.covers.stack",
+    "surgery": "rheoscope.covers.surgery",
     "torn": "rheoscope.covers.torn",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",

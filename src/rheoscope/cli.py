@@ -50,6 +50,9 @@ def attention(
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="A hub name or a directory with config.json and safetensors.")
 ]
+OtherModel = Annotated[
+    str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]
 
@@ -111,6 +114,60 @@ def operators_command(
     from rheoscope.report.operators import show
 
     show(load(model, device=device, dtype=dtype), text, raw, explain, json, html)
+
+
+@app.command("surgery")
+def surgery_command(
+    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Read the text from this file; more text, closer intervals.")
+    ] = None,
+    heads: Annotated[str | None, typer.Option(help="layer.head,… or a layer (default: every head).")] = None,
+    M: Annotated[
+        str | None, typer.Option("--M", help="In the place of M: symmetric, skew, at_zero, 'rank 8', …")
+    ] = None,
+    F: Annotated[str | None, typer.Option("--F", help="In the place of F: symmetric, 'rank 8', …")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Random controls of each kind.")] = 1,
+    model: OtherModel = None,
+    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """What another M (QK circuit) or F (OV circuit) costs: the loss under the change, beside random changes and ablations.
+
+    Examples:  rheoscope surgery "The keys to the cabinet are on the table" --heads 2.1,3.2 --M symmetric
+    ·    rheoscope surgery --file notes.txt --model gpt2 --M "rank 8" --json cost.json
+    """
+    from rheoscope.opening import load
+    from rheoscope.report.surgery import show
+    from rheoscope.report.texts import text_of
+
+    show(load(model, device=device, dtype=dtype), text_of(text, file), heads, M, F, draws, json)
+
+
+@app.command("reverse")
+def reverse_command(
+    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from this file.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The token to be said (most begin with a space; default: the likeliest).")
+    ] = None,
+    position: Annotated[int, typer.Option(help="After which token, counted from 0; negative from the end.")] = -1,
+    top: Annotated[int, typer.Option(min=1, help="How many heads.")] = 10,
+    model: OtherModel = None,
+    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """How the loss wants attention to change (reversed attention): the heads it pulls at most, and at which tokens.
+
+    Examples:  rheoscope reverse "The keys to the cabinet are" --target " on"    ·    rheoscope reverse --file notes.txt --json pull.json
+    """
+    from rheoscope.opening import load
+    from rheoscope.report.reverse import show
+    from rheoscope.report.texts import text_of
+
+    show(load(model, device=device, dtype=dtype), text_of(text, file), target, position, top, json)
 
 
 def asked(arguments: list[str]) -> list[str]:

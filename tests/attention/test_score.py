@@ -9,7 +9,18 @@ from torch import Tensor
 
 from rheoscope.attention.feature import Linear, Residual, Tanh, Unit
 from rheoscope.attention.normaliser.softmax import softmax
-from rheoscope.attention.score import Additive, Distance, Gram, Laplace, Polynomial, Relation, Score, SoftCap, distances
+from rheoscope.attention.score import (
+    Added,
+    Additive,
+    Distance,
+    Gram,
+    Laplace,
+    Polynomial,
+    Relation,
+    Score,
+    SoftCap,
+    distances,
+)
 from tests.attention.cases import gap, gradients, random
 
 D = 4
@@ -32,9 +43,12 @@ FORMULAS: dict[str, tuple[Score, Callable[[Tensor, Tensor], Tensor]]] = {
     "laplace": (Laplace(0.3), lambda q, k: -0.3 * (q - k).norm()),
     "polynomial": (Polynomial(4, offset=0.5), lambda q, k: ((q @ k / math.sqrt(D) + 0.5) ** 4).log()),
     "additive": (Additive(W, U, w), lambda q, k: torch.tanh(q @ W + k @ U) @ w[:, 0]),
+    "added": (Added(Gram(), 1), lambda q, k: q[:-1] @ k[:-1] / math.sqrt(D - 1) + q[-1] * k[-1]),
+    "added to a metric": (Added(Distance(), 2), lambda q, k: -((q - k)[:2] ** 2).sum() / 2 + q[2:] @ k[2:]),
+    "added to a distance": (Added(Laplace(0.3), 2), lambda q, k: -0.3 * (q - k)[:2].norm() + q[2:] @ k[2:]),
     "soft cap": (SoftCap(Gram(), 0.5), lambda q, k: 0.5 * torch.tanh(q @ k / math.sqrt(D) / 0.5)),
 }
-NO_DOT = {"laplace", "polynomial", "additive", "soft cap"}
+NO_DOT = {"laplace", "added to a distance", "polynomial", "additive", "soft cap"}
 
 
 def tokens(m: int = 3, n: int = 4) -> tuple[Tensor, Tensor]:

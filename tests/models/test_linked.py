@@ -510,3 +510,19 @@ def test_analyses_take_the_decoder_and_its_trace(name: str) -> None:
     assert int(lens.attrs["answer"]) == int(target.logits[-1].argmax())
     if name != "metric":
         assert bool(rs.scores(target).centred.notnull().all())
+
+
+def test_points_under_an_edit_are_those_of_the_run() -> None:
+    """Heads of the decoder and points of both sides; everything is undone on exit."""
+    name = "layer"
+    of = model(name)
+    changes: dict[str, Any] = {
+        "edit": {1: lambda q, k, v, mechanism, out: out * 0},
+        "hooks": {"source.L0.resid_post": lambda x: x + 0.5, "L0.resid_post": lambda x: x - 0.5},
+    }
+    linked = of.trace(pair(), logits=True, **changes)
+    assert torch.equal(linked.target.logits, of.run(pair(), **changes))
+    assert torch.equal(linked.source.at("L0.resid_post"), traced(name).source.at("L0.resid_post") + 0.5)
+    assert torch.equal(of.trace(pair()).target.points, traced(name).target.points)
+    with pytest.raises(rs.RheoscopeError, match="surgery reads one text, this model reads pairs"):
+        rs.surgery(of, pair(), M="symmetric")

@@ -206,3 +206,51 @@ def test_edits_keep_the_direction_of_time() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "own"])
 def test_whoever_made_it_it_is_a_model(name: str) -> None:
     assert isinstance(model(name), Model)
+
+
+# Edits of whole layers
+
+
+@with_logits
+def test_a_layer_edited_as_it_is_changes_no_bit(name: str) -> None:
+    every = {at: lambda q, k, v, mechanism, out: out for at in range(model(name).view.layers)}
+    assert torch.equal(model(name).run(text(), edit=every), traced(name).logits)
+
+
+@with_logits
+def test_a_layer_is_given_what_its_heads_are(name: str) -> None:
+    """Outputs by the mechanism are the model's own; heads edited together are heads edited one by one."""
+    of = model(name, F64)
+
+    def scaled(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
+        assert gap(mechanism.attend(q, k, v), out) <= 1e-9
+        assert q.shape[1] == out.shape[1] == of.view.heads
+        return out * torch.arange(of.view.heads)[:, None, None]  # each head another: a norm may follow
+
+    together = of.run(text(), edit={1: scaled})
+    single = {
+        (1, head): lambda q, k, v, mechanism, by=head: mechanism.attend(q, k, v) * by for head in range(of.view.heads)
+    }
+    assert gap(together, of.run(text(), edit=single)) <= 1e-8
+    assert gap(together, traced(name, F64).logits) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "own"])
+def test_a_layer_that_is_not_there_or_gives_no_outputs_is_refused(name: str) -> None:
+    with pytest.raises(RheoscopeError, match=r"there is no layer 9; this model has layers 0 to 1 with heads 0 to 3"):
+        model(name).run(text(), edit={9: lambda q, k, v, mechanism, out: out})
+    with pytest.raises(
+        RheoscopeError, match=r"the edit of layer 1 must return its outputs \(1, 4, 18, 8\), got NoneType"
+    ):
+        model(name).run(text(), edit={1: lambda q, k, v, mechanism, out: None})
+    assert torch.equal(model(name).run(text()), traced(name).logits)
+
+
+@with_logits
+def test_points_under_an_edit_are_those_of_the_run(name: str) -> None:
+    of = model(name)
+    changes: dict[str, Any] = {"edit": {(1, 2): nothing}, "hooks": {"L0.resid_post": lambda x: x + 0.5}}
+    trace = of.trace(text(), logits=True, **changes)
+    assert torch.equal(trace.logits, of.run(text(), **changes))
+    assert torch.equal(trace.at("L0.resid_post"), traced(name).at("L0.resid_post") + 0.5)
+    assert torch.equal(of.trace(text()).points, traced(name).points)

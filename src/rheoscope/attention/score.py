@@ -253,6 +253,37 @@ class SoftCap:
         return None
 
 
+@dataclass(frozen=True, eq=False)
+class Added:
+    """f(q, k) + <q', k'>: the last `width` columns of queries and keys are a dot product beside any score of the others."""
+
+    score: Score
+    width: int
+
+    @property
+    def held(self) -> int:
+        return self.score.held
+
+    def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[..., : -self.width], x[..., -self.width :]
+
+    def __call__(self, q: Queries, k: Keys) -> Scores:
+        (own_q, more_q), (own_k, more_k) = self._apart(q), self._apart(k)
+        return self.score(own_q, own_k) + more_q @ more_k.mT
+
+    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
+        (own_q, more_q), (own_k, more_k) = self._apart(q), self._apart(k)
+        dq, dk, tensors = self.score.pull(own_q, own_k, r)
+        return torch.cat([dq, r @ more_k], -1), torch.cat([dk, r.mT @ more_q], -1), under("score", tensors)
+
+    def dot(self, q: Queries, k: Keys) -> DotForm | None:
+        (own_q, more_q), (own_k, more_k) = self._apart(q), self._apart(k)
+        form = self.score.dot(own_q, own_k)
+        if form is None or form.scale == 0:
+            return None
+        return form._replace(q=torch.cat([form.q, more_q / form.scale], -1), k=torch.cat([form.k, more_k], -1))
+
+
 def distances(a: Float[Tensor, "b h m r"], b: Float[Tensor, "b h n r"]) -> Scores:
     """|a_i - b_j| from the differences themselves: no cancellation, exactly 0 for equal rows, gradient 0 there."""
     return torch.cdist(a.contiguous(), b.contiguous(), compute_mode="donot_use_mm_for_euclid_dist")

@@ -7,9 +7,9 @@ mechanism        the module's own, with its mask, and its position where that st
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,9 @@ from rheoscope.space import certificate
 from rheoscope.space.certificate import Certificate, probe
 from rheoscope.space.crossing import Crossing
 from rheoscope.space.editing import by_layer
-from rheoscope.space.head import Heads, Norm, Turned, of_head
+from rheoscope.space.head import Heads, Norm, Turned
 from rheoscope.space.linked import Linked, Pairing
-from rheoscope.space.model import Edit
+from rheoscope.space.model import Edits, LayerEdit
 from rheoscope.space.running import Running
 from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
 from rheoscope.space.trace import Trace
@@ -54,7 +54,7 @@ Both = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
 class Ours(Running):
     """What both kinds of models of this project share: how heads are edited and how text becomes ids."""
 
-    def editing(self, edit: Mapping[tuple[int, int], Edit]) -> AbstractContextManager[None]:
+    def editing(self, edit: Edits) -> AbstractContextManager[None]:
         return editing(self.said, edit)
 
     def encode(self, text: str) -> list[int]:
@@ -279,36 +279,32 @@ def _library(tokenizer: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Edited(Mechanism):
-    """A mechanism whose heads are computed as ever, and then some of them replaced by what their edits say."""
+    """A mechanism whose heads are computed as ever, and then changed as their edit says."""
 
-    edits: Mapping[int, Edit] = field(default_factory=dict)
+    edit: LayerEdit = lambda q, k, v, mechanism, out: out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None, lowering: str | None = None) -> Tensor:
         own = Mechanism(self.score, self.mask, self.position, self.normaliser, self.value).under(mask)
-        out, size = own.attend(q, k, v, lowering=lowering).clone(), q.shape[1] // k.shape[1]
-        for head, change in self.edits.items():
-            its, group = slice(head, head + 1), slice(head // size, head // size + 1)
-            out[:, its] = change(q[:, its], k[:, group], v[:, group], of_head(own, head)).to(out.dtype)
-        return out
+        return self.edit(q, k, v, own, own.attend(q, k, v, lowering=lowering))
 
 
 @contextmanager
-def editing(said: Description, edit: Mapping[tuple[int, int], Edit]) -> Iterator[None]:
-    """Inside, heads (layer, head) are computed by their edits; every mechanism is its own again on exit."""
+def editing(said: Description, edit: Edits) -> Iterator[None]:
+    """Inside, heads (layer, head) or whole layers are computed by their edits; every mechanism is its own again on exit."""
     with ExitStack() as stack:
-        for layer, edits in by_layer(said.blocks, edit).items():
-            stack.enter_context(_edited(said.attentions[layer].mechanism, edits))
+        for layer, change in by_layer(said.blocks, edit).items():
+            stack.enter_context(_edited(said.attentions[layer].mechanism, change))
         yield
 
 
 @contextmanager
-def _edited(attention: Any, edits: Mapping[int, Edit]) -> Iterator[None]:
+def _edited(attention: Any, change: LayerEdit) -> Iterator[None]:
     """`current()` of one module, which every forward asks for its mechanism, answers with the edited one."""
     own, held = attention.current, vars(attention).get("current")
 
     def current() -> Mechanism:
         now = own()
-        return Edited(now.score, now.mask, now.position, now.normaliser, now.value, edits)
+        return Edited(now.score, now.mask, now.position, now.normaliser, now.value, change)
 
     vars(attention)["current"] = current
     try:

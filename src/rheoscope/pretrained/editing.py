@@ -1,7 +1,7 @@
 """Heads changed while a model runs: the model's own attention computes every head, then the edited ones are replaced."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.pretrained import interface
-from rheoscope.space.editing import Edits, by_layer
-from rheoscope.space.model import Edit
+from rheoscope.space.editing import by_layer
+from rheoscope.space.model import Edits, LayerEdit
 from rheoscope.space.stream import Description
 
 KEY = "rheoscope-edited"
-_now: ContextVar[tuple[str, Edits]] = ContextVar("edits of the running model")
+_now: ContextVar[tuple[str, dict[int, LayerEdit]]] = ContextVar("edits of the running model")
 
 
 @contextmanager
-def editing(model: Any, said: Description, edit: Mapping[tuple[int, int], Edit]) -> Iterator[None]:
-    """Inside, heads (layer, head) are computed by their edit; the model's implementation comes back on exit."""
-    edits = {id(said.attentions[layer]): heads for layer, heads in by_layer(said.blocks, edit).items()}
+def editing(model: Any, said: Description, edit: Edits) -> Iterator[None]:
+    """Inside, heads (layer, head) or whole layers are computed by their edits; the model's implementation comes back on exit."""
+    edits = {id(said.attentions[layer]): change for layer, change in by_layer(said.blocks, edit).items()}
     if not edits:
         yield
         return
@@ -66,9 +66,5 @@ def attend(
     asked = interface.read(module, kw | {"output_attentions": None})
     call = interface.under_the_mask(interface.lay(query, key, value, asked), attention_mask, asked)
     mechanism = interface.honour(Mechanism(), call, asked)
-    out = out.clone()
-    for head, change in edits[id(module)].items():
-        group = head // (query.shape[1] // key.shape[1])
-        q, k, v = call.q[:, head : head + 1], call.k[:, group : group + 1], call.v[:, group : group + 1]
-        out[:, :, head : head + 1] = change(q, k, v, mechanism).transpose(1, 2).to(out.dtype)
-    return out, weights
+    new = edits[id(module)](call.q, call.k, call.v, mechanism, out.transpose(1, 2))
+    return new.transpose(1, 2).contiguous(), weights

@@ -1,6 +1,5 @@
 """A pretrained model as a Model of Rheoscope: Hugging Face computes, plain hooks show the points."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from rheoscope.pretrained.editing import editing
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Edit
+from rheoscope.space.model import Edits
 from rheoscope.space.running import Running
 
 
@@ -30,7 +29,7 @@ class Pretrained(Running):
     def pass_through(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> None:
         self.network.base_model(**_inputs(ids, real))
 
-    def editing(self, edit: Mapping[tuple[int, int], Edit]) -> AbstractContextManager[None]:
+    def editing(self, edit: Edits) -> AbstractContextManager[None]:
         return editing(self.network, self.said, edit)
 
     def encode(self, text: str) -> list[int]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def plot(dataset: "xarray.Dataset", **more: Any) -> "Figure":
     """What an analysis found, as a matplotlib Figure for papers: `rs.plot(rs.transport(trace)).savefig("transport.pdf")`.
 
-    **Takes** any Dataset of `readout`, `trajectory`, `transport`, `kept`, `clusters`, `scores` or `operators`; for
-    `readout`, `words=model.words` puts texts in the place of token ids.
+    **Takes** any Dataset of `readout`, `trajectory`, `transport`, `kept`, `clusters`, `scores`, `operators`, `surgery`,
+    `reversed_attention`, `attention_patching` or `faithfulness`; for `readout`, `words=model.words` puts texts in the place of token ids.
 
     **Relation** `interactive` draws the same for notebooks, `save_report` all of them on one page.
 

@@ -1,39 +1,67 @@
-"""Edits of heads, looked at once before a model runs with them."""
+"""Edits of heads, or of whole layers, looked at once before a model runs with them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.head import Heads
-from rheoscope.space.model import Edit
-
-Edits = dict[int, dict[int, Edit]]
-"""Layer → head → its edit, which gives an output of the head or is refused."""
+from rheoscope.space.head import Heads, of_head
+from rheoscope.space.model import Edit, Edits, LayerEdit
 
 
-def by_layer(blocks: Sequence[Heads], edit: Mapping[tuple[int, int], Edit]) -> Edits:
-    """The edits layer by layer; a head that is not there is refused."""
-    edits: Edits = {}
-    for (layer, head), change in edit.items():
+def by_layer(blocks: Sequence[Heads], edit: Edits) -> dict[int, LayerEdit]:
+    """Layer → its edit, which gives outputs of heads or is refused; a head or a layer that is not there is refused."""
+    whole: dict[int, LayerEdit] = {}
+    single: dict[int, dict[int, Edit]] = {}
+    change: Any
+    for at, change in edit.items():
+        layer, head = (at, 0) if isinstance(at, int) else at
         if not 0 <= layer < len(blocks) or not 0 <= head < blocks[layer].count:
             raise RheoscopeError(
-                f"there is no head ({layer}, {head}); this model has layers 0 to {len(blocks) - 1} "
-                f"with heads 0 to {blocks[0].count - 1}"
+                f"there is no {'layer' if isinstance(at, int) else 'head'} {at}; this model has layers 0 to "
+                f"{len(blocks) - 1} with heads 0 to {blocks[0].count - 1}"
             )
-        edits.setdefault(layer, {})[head] = partial(_asked, layer, head, change)
-    return edits
+        if isinstance(at, int):
+            whole[layer] = partial(_asked_of_layer, layer, change)
+        else:
+            single.setdefault(layer, {})[head] = partial(_asked, layer, head, change)
+    return whole | {layer: partial(_one_by_one, heads) for layer, heads in single.items()}
+
+
+def _one_by_one(edits: dict[int, Edit], q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
+    """The outputs of a layer with some heads replaced, each given its own queries, keys, values and mechanism."""
+    out, size = out.clone(), q.shape[1] // k.shape[1]
+    for head, change in edits.items():
+        its, group = slice(head, head + 1), slice(head // size, head // size + 1)
+        out[:, its] = change(q[:, its], k[:, group], v[:, group], of_head(mechanism, head)).to(out.dtype)
+    return out
 
 
 def _asked(layer: int, head: int, change: Edit, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
     """What the edit says, which must be an output of the head."""
-    out, wanted = change(q, k, v, mechanism), (*q.shape[:-1], v.shape[-1])
-    if not isinstance(out, Tensor) or out.shape != wanted:
-        came = f"a tensor {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise RheoscopeError(
-            f"the edit of head ({layer}, {head}) must return its output {wanted}, got {came}; "
-            "`return mechanism.attend(q, k, v)` changes nothing"
-        )
-    return out
+    return _output(
+        change(q, k, v, mechanism),
+        (*q.shape[:-1], v.shape[-1]),
+        f"the edit of head ({layer}, {head}) must return its output",
+        "`return mechanism.attend(q, k, v)` changes nothing",
+    )
+
+
+def _asked_of_layer(
+    layer: int, change: LayerEdit, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor
+) -> Tensor:
+    """What the edit says, which must be outputs of all heads of the layer."""
+    new = change(q, k, v, mechanism, out)
+    return _output(
+        new, tuple(out.shape), f"the edit of layer {layer} must return its outputs", "`return out` changes nothing"
+    ).to(out.dtype)
+
+
+def _output(out: object, wanted: tuple[int, ...], what: str, same: str) -> Tensor:
+    if isinstance(out, Tensor) and out.shape == wanted:
+        return out
+    came = f"a tensor {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+    raise RheoscopeError(f"{what} {wanted}, got {came}; {same}")

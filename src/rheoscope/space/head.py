@@ -158,13 +158,10 @@ class Heads:
         f(q_i, k_j) = x̂_i M x̂_jᵀ + terms of i alone + terms of j alone: a metric has an M too, its −|k|² is a term of j
         alone. A score that is no such form (cosine, additive, …) has no M and is refused.
         """
-        phi, psi = bilinear(self.mechanism)
-        norm, q_norm, k_norm = (Norm(), None, None) if raw else (self.norm, self.q_norm, self.k_norm)
-        queries = norm.fold(_through(_gained(self.W_Q, q_norm), phi)) * self.scale
-        keys = norm.fold(_through(_shared(_gained(self.W_K, k_norm), self.count), psi)).mT
+        queries, keys = self.sides(raw)
         position = self.mechanism.position
         if not isinstance(position, Turned):
-            return Relevance(queries, keys)
+            return Relevance(queries, keys.mT)
         width, like = (
             self.W_Q.shape[-1],
             self.W_Q.new_empty(0, dtype=torch.promote_types(self.W_Q.dtype, torch.float32)),
@@ -172,9 +169,16 @@ class Heads:
         here = position.rotation(0, width, like).diagonal()  # 1, or YaRN's factor
         return Relevance(
             queries * here.to(queries.dtype),
-            keys,
+            keys.mT,
             lambda offset: position.rotation(offset, width, like) / here,
         )
+
+    def sides(self, raw: bool = False) -> tuple[Float[Tensor, "h d k"], Float[Tensor, "h d k"]]:
+        """What makes queries (with the scale) and keys of x̂, every rotation left out: M = queries R keysᵀ."""
+        phi, psi = bilinear(self.mechanism)
+        norm, q_norm, k_norm = (Norm(), None, None) if raw else (self.norm, self.q_norm, self.k_norm)
+        queries = norm.fold(_through(_gained(self.W_Q, q_norm), phi)) * self.scale
+        return queries, norm.fold(_through(_shared(_gained(self.W_K, k_norm), self.count), psi))
 
     def F(self, raw: bool = False) -> Factored:
         """The OV circuit of every head (h, d, d), with the gain of a norm after attention folded in."""

@@ -1,7 +1,8 @@
 """Encoder-decoders: a source and a target as two Traces, linked by cross attention."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
-from rheoscope.space.model import Edit, Hook
+from rheoscope.space.model import Edits, Hook
 from rheoscope.space.running import Running, padded, room, traced
 from rheoscope.space.stream import Description, Tap, changing, watching
 from rheoscope.space.trace import Trace
@@ -73,15 +74,18 @@ class Pairing(Running):
     def encode_source(self, text: str) -> list[int]:
         """Ids of a source; `encode` gives those of a target."""
 
-    def trace(self, text: Any, logits: bool = False) -> Any:
+    def trace(
+        self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Mapping[str, Hook] | None = None
+    ) -> Any:
         """The pair (source, target) as Linked Traces; a list of pairs gives a list of them from one batch.
 
         `logits=True` keeps the logits (T, vocabulary) of the target too, equal bit for bit to the untouched model's for
-        one pair.
+        one pair. With `edit` and `hooks`, as `run` takes them, the points are those of the changed model.
         """
         many = isinstance(text, list) and bool(text)
         batch = text if many else [text]
-        linked = self._linked([self.both(pair) for pair in batch], batch, logits)
+        with self.changed(edit, hooks):
+            linked = self._linked([self.both(pair) for pair in batch], batch, logits)
         return linked if many else linked[0]
 
     @torch.no_grad()
@@ -104,19 +108,23 @@ class Pairing(Running):
         target = traced(self.view, self.said, near, ids[1], answer, other, logits)
         return Linked(source, replace(target, memory=source.points[-1]))
 
-    def run(
-        self, text: Any, edit: Mapping[tuple[int, int], Edit] | None = None, hooks: Mapping[str, Hook] | None = None
-    ) -> Tensor:
+    def run(self, text: Any, edit: Edits | None = None, hooks: Mapping[str, Hook] | None = None) -> Tensor:
         """Logits (T, vocabulary) of the pair (source, target), with heads edited and points changed; undone on exit.
 
         `edit={(layer, head): f}` edits self attention of the decoder; `hooks` change points of the decoder, and those of
         the encoder under `source.`: `{"source.L0.resid_mid": g}`.
         """
         ids = tuple(one[None].to(self.device) for one in self.both(text))
+        with self.changed(edit, hooks):
+            return self.call(ids, None)[0]
+
+    @contextmanager
+    def changed(self, edit: Edits | None, hooks: Mapping[str, Hook] | None) -> Iterator[None]:
+        """Inside, heads of the decoder and points of both sides are changed; undone on exit."""
         far = {label: hook for label, hook in (hooks or {}).items() if label.startswith(SOURCE)}
         near = {label: hook for label, hook in (hooks or {}).items() if label not in far}
         with self.editing(edit or {}), changing(_renamed(self.said_of_source), far), changing(self.said, near):
-            return self.call(ids, None)[0]
+            yield
 
     def both(self, pair: Any) -> Ids:
         """The ids of a source and of a target, from strings or as they are given."""

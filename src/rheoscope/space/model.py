@@ -11,6 +11,11 @@ from rheoscope.space.view import View
 
 Edit = Callable[[Tensor, Tensor, Tensor, Mechanism], Tensor]
 """An edit of one head: from its q, k, v (b, 1, n, ·) and its mechanism to its output (b, 1, n, e)."""
+LayerEdit = Callable[[Tensor, Tensor, Tensor, Mechanism, Tensor], Tensor]
+"""An edit of all heads of a layer: from q (b, h, n, ·), k, v (b, g, n, ·), the mechanism and the outputs (b, h, n, e) that the
+model itself computed to new outputs."""
+Edits = Mapping[tuple[int, int], Edit] | Mapping[int, LayerEdit]
+"""{(layer, head): edit of a head}, or {layer: edit of a layer}."""
 Hook = Callable[[Tensor], Tensor]
 """A change of the points (b, n, d) at a labelled step."""
 Text = str | Sequence[int] | Tensor
@@ -23,14 +28,16 @@ class Model(Protocol):
     @property
     def view(self) -> View: ...
 
-    def trace(self, text: Any, logits: bool = False) -> Any:
+    def trace(
+        self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Mapping[str, Hook] | None = None
+    ) -> Any:
         """The text as points of E (a list of texts gives a list of Traces, computed as one batch)."""
         ...
 
     def run(
         self,
         text: Text,
-        edit: Mapping[tuple[int, int], Edit] | None = None,
+        edit: Edits | None = None,
         hooks: Mapping[str, Hook] | None = None,
     ) -> Tensor:
         """Logits (n, vocabulary) with heads edited and points changed; everything is undone on exit."""
@@ -45,4 +52,4 @@ class Model(Protocol):
         ...
 
 
-__all__ = ["Edit", "Hook", "Model", "Text", "Trace"]
+__all__ = ["Edit", "Edits", "Hook", "LayerEdit", "Model", "Text", "Trace"]

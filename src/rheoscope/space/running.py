@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
-from rheoscope.space.model import Edit, Hook, Text
+from rheoscope.space.model import Edits, Hook, Text
 from rheoscope.space.stream import Description, changing, gathering, taps, watching
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -44,8 +44,8 @@ class Running(ABC):
         """Every point of the stream is computed, and no logits."""
 
     @abstractmethod
-    def editing(self, edit: Mapping[tuple[int, int], Edit]) -> AbstractContextManager[None]:
-        """Inside, heads (layer, head) are computed by their edits; undone on exit."""
+    def editing(self, edit: Edits) -> AbstractContextManager[None]:
+        """Inside, heads (layer, head) or whole layers are computed by their edits; undone on exit."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -55,16 +55,24 @@ class Running(ABC):
     def decode(self, token: int) -> str:
         """One id as text."""
 
-    def trace(self, text: Text | Sequence[Text], logits: bool = False) -> Any:
+    def trace(
+        self,
+        text: Text | Sequence[Text],
+        logits: bool = False,
+        edit: Edits | None = None,
+        hooks: Mapping[str, Hook] | None = None,
+    ) -> Any:
         """The text as points of E after every half-layer; a list of texts gives a list of Traces from one batch.
 
-        `logits=True` keeps the logits (N, vocabulary) too, equal bit for bit to the untouched model's for one text.
+        `logits=True` keeps the logits (N, vocabulary) too, equal bit for bit to the untouched model's for one text. With
+        `edit` and `hooks`, as `run` takes them, the points are those of the changed model; what a Trace recomputes (weights,
+        displacements) is by the View, which no edit changes.
         """
         many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
         batch: Any = text if many else [text]
-        traces = self._traces(
-            [self.ids(one) for one in batch], [one if isinstance(one, str) else "" for one in batch], logits
-        )
+        ids, texts = [self.ids(one) for one in batch], [one if isinstance(one, str) else "" for one in batch]
+        with self.editing(edit or {}), changing(self.said, hooks or {}):
+            traces = self._traces(ids, texts, logits)
         return traces if many else traces[0]
 
     @torch.no_grad()
@@ -86,12 +94,13 @@ class Running(ABC):
     def run(
         self,
         text: Text,
-        edit: Mapping[tuple[int, int], Edit] | None = None,
+        edit: Edits | None = None,
         hooks: Mapping[str, Hook] | None = None,
     ) -> Tensor:
         """Logits (n, vocabulary), with heads edited and points changed; undone on exit, gradients allowed.
 
         `edit={(layer, head): f}`: f(q, k, v, mechanism) of that head (b, 1, n, ·) gives its output (b, 1, n, e).
+        `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer gives their outputs (b, h, n, e).
         `hooks={"L3.resid_mid": g}`: the points (b, n, d) at that step become g(points).
         """
         ids = self.ids(text)[None].to(self.device)

@@ -1,0 +1,241 @@
+"""A layer whose M or F is another while the model runs: the change is computed from the points that the model itself reads.
+
+The change of M becomes further columns of queries and keys (`space/form.py`), that of F further columns of values, whose mix is
+added where attention writes. Weights are never touched.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Generator, Tensor
+
+from rheoscope.attention.mechanism import Mechanism, for_every_head
+from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
+from rheoscope.covers.reversed_attention import written_at
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.form import Form, columns, less, own_form, with_columns
+from rheoscope.space.head import Heads
+from rheoscope.space.model import Hook, LayerEdit
+from rheoscope.space.operator import Factored
+from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
+
+Chosen = dict[int, list[int]]
+"""Layer → heads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One layer: the change of the form and of the content of its `chosen` heads, centred or not.
+
+    With `like`, every head's change is scaled until it is as large on the text's cloud as that one.
+    """
+
+    layer: int
+    heads: Heads
+    chosen: list[int]
+    form: Form = ()
+    content: Factored | None = None
+    centred_form: bool = True
+    centred_content: bool = True
+    like: "Operation | None" = None
+
+
+def chosen_heads(view: View, heads: Sequence[tuple[int, int]] | int | None) -> Chosen:
+    """Heads as they are asked for: some of them, a whole layer, or (None) everywhere."""
+    if heads is None:
+        return {layer: list(range(block.count)) for layer, block in enumerate(view.blocks)}
+    if isinstance(heads, int):
+        return {heads: list(range(view.heads_of(heads).count))}
+    found: Chosen = {}
+    for layer, head in heads:
+        view.heads_of(layer, head)
+        found.setdefault(layer, []).append(head)
+    if not found:
+        raise RheoscopeError("no head to change; type heads=[(5, 1)], a layer, or None for all heads")
+    return {layer: sorted(set(found[layer])) for layer in sorted(found)}
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What the heads of a layer have, and what shall stand in its place: forms, and contents where F changes."""
+
+    layer: int
+    heads: Heads
+    chosen: list[int]
+    forms: tuple[Form, Form]
+    contents: tuple[Factored, Factored] | None
+    centred_form: bool
+    centred_content: bool
+
+    def operation(self, form: Form, content: Factored | None) -> Operation:
+        return Operation(self.layer, self.heads, self.chosen, form, content, self.centred_form, self.centred_content)
+
+
+@torch.no_grad()
+def plans(view: View, chosen: Chosen, M: str | None, F: str | None) -> list[Plan]:
+    """What changes in every layer, by the names of what stands in the place of M and of F."""
+    if M is None and F is None:
+        raise RheoscopeError("nothing to change; type M='symmetric' or F='symmetric'")
+    relevance, content = named(M or "identity", RELEVANCE, "M"), named(F or "identity", CONTENT, "F")
+    found = []
+    for layer, some in chosen.items():
+        heads = view.blocks[layer]
+        form: Form = () if M is None else own_form(heads)
+        forms = form, () if M is None else relevance.make(heads, form, relevance.rank)
+        own = None if content is CONTENT["identity"] else heads.F()
+        contents = None if own is None else (own, content.make(heads, own, content.rank))
+        found.append(Plan(layer, heads, some, forms, contents, relevance.centred, content.centred))
+    return found
+
+
+def edit(plan: Plan, generator: Generator) -> Operation:
+    """The replacement itself."""
+    old, new = plan.forms
+    return plan.operation(less(new, old), None if plan.contents is None else _difference(*plan.contents))
+
+
+def same_size(plan: Plan, generator: Generator) -> Operation:
+    """The change turned at random on both sides: of the same singular values at every offset, along other directions."""
+    old, new = plan.forms
+    content = None if plan.contents is None else _turned_content(_difference(*plan.contents), generator)
+    return plan.operation(turned(less(new, old), generator), content)
+
+
+def same_on_cloud(plan: Plan, generator: Generator) -> Operation:
+    """The change turned at random, and scaled until its scores (or displacements) on each text are as large as the edit's."""
+    return replace(same_size(plan, generator), like=edit(plan, generator))
+
+
+def same_spectrum(plan: Plan, generator: Generator) -> Operation:
+    """The replacement turned at random on both sides: its singular values at every offset, and nothing else of it."""
+    old, new = plan.forms
+    content = None
+    if plan.contents is not None:
+        content = _difference(plan.contents[0], _turned_content(plan.contents[1], generator))
+    return plan.operation(less(turned(new, generator), old), content)
+
+
+def _difference(old: Factored, new: Factored) -> Factored:
+    return new + old * -1.0
+
+
+def turned(form: Form, generator: Generator) -> Form:
+    """O M(δ) Pᵀ at every offset, O and P random orthogonal maps of E, the same for all heads of a layer."""
+    if not form:
+        return form
+    one, other = (_rotation(form[0].left, generator) for _ in range(2))
+    return tuple(replace(term, left=one @ term.left, right=other @ term.right) for term in form)
+
+
+def _turned_content(F: Factored, generator: Generator) -> Factored:
+    one, other = (_rotation(F.left, generator) for _ in range(2))
+    return Factored(one @ F.left, F.right @ other.mT)
+
+
+def _rotation(like: Float[Tensor, "h d r"], generator: Generator) -> Float[Tensor, "d d"]:
+    """An orthogonal map of E drawn evenly, and of nothing else, so that no gauge moves it."""
+    Q, R = torch.linalg.qr(torch.randn(like.shape[-2], like.shape[-2], generator=generator).to(like.dtype))
+    return (Q * R.diagonal().sign()).to(like.device)
+
+
+# While the model runs
+
+
+def live(
+    trace: Trace, kept: Bool[Tensor, " n"], made: Iterable[Operation]
+) -> tuple[dict[int, LayerEdit], dict[str, Hook]]:
+    """Edits and hooks of `model.run` that carry out operations on the text of a trace."""
+    edits: dict[int, LayerEdit] = {}
+    hooks: dict[str, list[Hook]] = {}
+    for one in made:
+        if not one.form and one.content is None:
+            continue
+        read: list[Tensor] = []
+        added: list[Tensor] = []
+        edits[one.layer] = _editing(one, kept, read, added)
+        hooks.setdefault(trace.steps[trace.where[one.layer]], []).append(_looking(read))
+        if one.content is not None:  # before the next layer looks at the same step
+            hooks.setdefault(written_at(trace, one.layer), []).insert(0, partial(_adding, added))
+    return edits, {label: _in_turn(some) for label, some in hooks.items()}
+
+
+def _looking(read: list[Tensor]) -> Hook:
+    def look(x: Float[Tensor, "1 n d"]) -> Tensor:
+        read.append(x[0] if x.ndim == 3 else x)
+        return x
+
+    return look
+
+
+def _adding(added: list[Tensor], x: Tensor) -> Tensor:
+    return x + added.pop().to(x)
+
+
+def _in_turn(some: list[Hook]) -> Hook:
+    def hook(x: Tensor) -> Tensor:
+        for one in some:
+            x = one(x)
+        return x
+
+    return hook
+
+
+def _editing(one: Operation, kept: Bool[Tensor, " n"], read: list[Tensor], added: list[Tensor]) -> LayerEdit:
+    def change(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
+        x = read.pop()
+        hat = one.heads.norm.hat(x.to(torch.promote_types(x.dtype, torch.float32)))
+        centred = hat - hat[kept].mean(0)
+        width, new = v.shape[-1], out
+        k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
+        if one.form:
+            cloud = centred if one.centred_form else hat
+            more = columns(one.heads, one.form, cloud, hat)
+            if one.like is not None:
+                wanted = reach(*columns(one.heads, one.like.form, cloud, hat))
+                more = more[0] * _ratio(wanted, reach(*more)), more[1]
+            mechanism, q, k = with_columns(mechanism, q, k, more)
+        if one.content is not None:
+            carried = _carried(one, centred if one.centred_content else hat)
+            v = torch.cat([v.to(carried), carried[None]], -1)
+        mixed = mechanism.attend(q, k, v.to(q.dtype))
+        if one.form:
+            new = out.clone()
+            new[:, one.chosen] = mixed[:, one.chosen, :, :width].to(out.dtype)
+        if one.content is not None:
+            added.append(_written(one, mixed[0, one.chosen, :, width:], new[0]))
+        return new
+
+    return change
+
+
+def _carried(one: Operation, cloud: Float[Tensor, "n d"]) -> Float[Tensor, "h n r"]:
+    """The cloud as further values, which the change of F makes displacements of."""
+    assert one.content is not None
+    carried = cloud @ one.content.left
+    if one.like is None or one.like.content is None:
+        return carried
+    wanted = Factored(cloud @ one.like.content.left, one.like.content.right).norm()
+    return carried * _ratio(wanted, Factored(carried, one.content.right).norm())
+
+
+def reach(q: Float[Tensor, "h n r"], k: Float[Tensor, "h n r"]) -> Float[Tensor, " h"]:
+    """How large scores q kᵀ are over all pairs, without what is constant along a row."""
+    return Factored(q, (k - k.mean(-2, keepdim=True)).mT).norm()
+
+
+def _ratio(wanted: Float[Tensor, " h"], there: Float[Tensor, " h"]) -> Float[Tensor, "h 1 1"]:
+    return (wanted / there.clamp(min=1e-30))[:, None, None]
+
+
+def _written(one: Operation, mixed: Float[Tensor, "c n r"], out: Float[Tensor, "h n e"]) -> Float[Tensor, "n d"]:
+    """What another F adds to every token; a norm after attention gives it the scale that it gives to the layer."""
+    assert one.content is not None
+    moved = (mixed.to(one.content.right) @ one.content.right[one.chosen]).sum(0)
+    if one.heads.after is None:
+        return moved
+    total = (out @ one.heads.W_O).sum(0)
+    return moved * one.heads.after.scale(total if one.heads.b_O is None else total + one.heads.b_O)

@@ -1,0 +1,141 @@
+"""Faithfulness: ends of the curves, attribution is a derivative, mediation by hand, a planted head, what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+import rheoscope as rs
+from rheoscope.covers.faithfulness import spearman
+from rheoscope.covers.surgery import kept_tokens
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import build
+from tests.cases import double, model, text, traced
+from tests.laws.every_analysis import MOVES, moved, same
+
+F64 = torch.float64
+SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "opt_post", "bert", "own", "own_sink"]
+KEPT = (0.0, 0.5, 1.0)
+
+
+def loss_of(logits, target: int) -> float:
+    return float(-logits[-1].detach().log_softmax(-1)[target])
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_ends_of_the_curves(name: str) -> None:
+    """All heads kept is the model; none kept is every head at its mean, whatever the order."""
+    of = model(name)
+    found = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], kept=KEPT)
+    for at, (ids, target) in enumerate(((text(), 5), (text(1, 9), 6))):
+        plain = of.run(ids)
+        assert found.loss.sel(kept=1.0)[:, at].values == pytest.approx(loss_of(plain, target), abs=1e-6)
+        trace = of.trace(ids)
+        means = [
+            block.outputs(trace.read_by(at))[:, kept_tokens(trace)].mean(1) for at, block in enumerate(of.view.blocks)
+        ]
+        silent = {
+            (layer, head): lambda q, k, v, mechanism, m=means[layer][head]: m.expand(*q.shape[:-1], -1)
+            for layer in range(of.view.layers)
+            for head in range(of.view.heads)
+        }
+        nothing = of.run(ids, edit=silent)
+        assert found.loss.sel(kept=0.0)[:, at].values == pytest.approx(loss_of(nothing, target), abs=1e-5)
+        apart = float((nothing[-1, target] - nothing[-1, 7 + at]).detach())
+        assert found.logit_difference.sel(kept=0.0)[:, at].values == pytest.approx(apart, abs=1e-4)
+    assert found.lost.values == pytest.approx((found.loss - found.loss_before).mean(("kept", "prompt")).values)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_attribution_is_the_derivative_along_the_ablation_and_mediation_its_end(name: str) -> None:
+    of, trace = double(name), traced(name, F64)
+    found = rs.faithfulness(of, [text()], [5], kept=(1.0,)).importance[:, 0]
+    for layer, head in ((0, 1), (1, 2)):
+        mean = of.view.blocks[layer].outputs(trace.read_by(layer))[head, kept_tokens(trace)].mean(0).detach()
+
+        def towards(q, k, v, mechanism, t: float):
+            o = mechanism.attend(q, k, v)
+            return o + t * (mean - o)
+
+        def at(t: float) -> float:
+            return loss_of(of.run(text(), edit={(layer, head): lambda *given: towards(*given, t)}), 5)
+
+        step = 1e-3
+        slope = (at(step) - at(-step)) / (2 * step)
+        one = found.sel(layer=layer, head=head)
+        assert float(one.sel(ranking="attribution")) == pytest.approx(slope, rel=1e-2, abs=1e-5)
+        assert float(one.sel(ranking="mediation")) == pytest.approx(at(1.0) - at(0.0), rel=1e-4, abs=1e-6)
+
+
+def test_the_other_rankings_are_those_of_their_analyses() -> None:
+    of, trace = double("llama"), traced("llama", F64)
+    found = rs.faithfulness(of, [text()], [5], kept=(0.5,)).importance[:, 0]
+    assert found.sel(ranking="reversed").values == pytest.approx(rs.reversed_attention(of, trace, 5).norm.values)
+    wanted = torch.stack([trace.parts(layer)[0].square().sum((1, 2)).sqrt() for layer in range(2)])
+    assert found.sel(ranking="forward").values == pytest.approx(wanted.numpy())
+    assert np.isnan(found.sel(ranking="random").values).all()
+
+
+def test_the_first_heads_of_an_order_are_kept() -> None:
+    """Half of eight heads kept by hand."""
+    of, trace = model("gpt2"), traced("gpt2")
+    found = rs.faithfulness(of, [text()], [5], kept=(0.5,))
+    order = found.importance.sel(ranking="mediation")[0].values.ravel().argsort()[::-1]
+    means = [block.outputs(trace.read_by(at))[:, kept_tokens(trace)].mean(1) for at, block in enumerate(of.view.blocks)]
+    silent = {
+        divmod(int(at), 4): lambda q, k, v, mechanism, m=means[at // 4][at % 4]: m.expand(*q.shape[:-1], -1)
+        for at in order[4:]
+    }
+    wanted = loss_of(of.run(text(), edit=silent), 5)
+    assert float(found.loss.sel(ranking="mediation")[0, 0]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_rank_correlation_is_that_of_scipy() -> None:
+    for seed in range(5):
+        a, b = torch.randn(2, 30, generator=torch.Generator().manual_seed(seed), dtype=F64)
+        assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
+
+
+def test_a_planted_copying_head_comes_first() -> None:
+    torch.manual_seed(0)
+    network = build(Config(vocabulary=40, width=32, depth=2, heads=4, tied=False))
+    of, ids = rs.load(network), torch.tensor([5, 30, 6, 7, 8])
+    block = of.view.blocks[1]
+    with torch.no_grad():
+        block.W_V[2].copy_(block.norm.own(of.trace(ids).read_by(1))[1, :, None] / 32 * torch.eye(1, 8))
+        block.W_O[2].copy_(torch.eye(8, 1) * 3 * of.view.unembed[:, 30] / of.view.unembed[:, 30].norm())
+    found = rs.faithfulness(of, [ids], [30], kept=(0.125,))
+    for ranking in ("reversed", "forward"):
+        assert int(found.importance.sel(ranking=ranking)[0].values.argmax()) == 6
+
+
+@pytest.mark.parametrize(
+    ("move", "name"),
+    [
+        pytest.param(m, name, id=f"{what}-{name}")
+        for what, m, names in MOVES
+        for name in names
+        if name in {"gpt2", "qwen3"}
+    ],
+)
+def test_no_gauge_moves_any_number(move, name: str) -> None:
+    found, wanted = (
+        rs.faithfulness(of, [text()], [5], kept=(0.0, 0.5), draws=1) for of in (moved(name, move), double(name))
+    )
+    same(found.drop_sel(ranking="random"), wanted.drop_sel(ranking="random"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("The keys", [5]), "every prompt has one target, got one text"),
+        ((["The keys"], []), "every prompt has one target, got 1 prompts and 0 targets"),
+        ((["The keys"], [5], [1, 2]), "every prompt has one foil, got 2 for 1"),
+        ((["The keys"], [5], None, (2.0,)), r"shares of heads lie in 0 to 1 .* got kept=\[2.0\]"),
+        ((["The keys"], [" cabinet"]), "the target must be one token"),
+        ((["The keys"], [5], [" cabinet"]), "the target must be one token"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(asked, said: str) -> None:
+    with pytest.raises(rs.RheoscopeError, match=said):
+        rs.faithfulness(rs.load(), *asked)
