@@ -116,6 +116,29 @@ def operators_command(
     show(load(model, device=device, dtype=dtype), text, raw, explain, json, html)
 
 
+@app.command("covers")
+def covers_command(
+    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from this file.")] = None,
+    draws: Annotated[int, typer.Option(min=2, help="Random heads that each head is compared with.")] = 40,
+    model: OtherModel = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Define every column.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with maps of all heads to this file.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Does attention read similarity? Every head's scores against the cosines of the tokens, beside random heads.
+
+    Examples:  rheoscope covers "The keys to the cabinet are on the table"    ·    rheoscope covers --file notes.txt --html covers.html
+    """
+    from rheoscope.opening import load
+    from rheoscope.report.covers import show
+    from rheoscope.report.texts import text_of
+
+    show(load(model, device=device, dtype=dtype), text_of(text, file), draws, explain, json, html)
+
+
 @app.command("surgery")
 def surgery_command(
     text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
