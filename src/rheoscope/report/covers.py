@@ -59,8 +59,8 @@ def sentences(found: "xarray.Dataset", kept: "xarray.Dataset") -> list[str]:
     return [
         f"{like} of {heads} heads read similarity in E beyond random heads of the same spectrum, {unlike} read its opposite, "
         f"{heads - like - unlike} cannot be told from random ({found.attrs['draws']} draws a head, false discovery rate 5 %).",
-        f"How much they read of it: the mean rank correlation of score and similarity is {mean:.2f} once distance and length are taken "
-        f"out ({raw:.2f} with them; nearness alone explains {position:.2f}); 1 would be attention as similarity.",
+        f"How much they read of it: the mean rank correlation of score and similarity is {said(mean)} once distance and length are taken "
+        f"out ({said(raw)} with them; nearness alone explains {said(position)}); 1 would be attention as similarity.",
         f"What a head's queries keep of the distances between tokens: a correlation of {rsa:.2f} (median head), a random projection "
         f"of the same rank {null:.2f}.",
     ]

@@ -46,7 +46,7 @@ def components(trace: Trace, step: str | None = None, tokens: Sequence[int] | No
     >>> trace = rs.load().trace("The keys to the cabinet")
     >>> found = components(trace, "L1.resid_mid", [-1])
     >>> found.names[0], found.names[-1], torch.allclose(found.parts.sum(0), trace.at("L1.resid_mid")[-1:], atol=1e-4)
-    ('embed', 'L1.H7', True)
+    ('embed', 'L1.H3', True)
     """
     last = len(trace.steps) - 1
     if step is not None:
