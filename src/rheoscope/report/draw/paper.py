@@ -51,7 +51,9 @@ def put(axes: "Axes", mark: Line | Shape | Cells | Word) -> None:
 
 
 def put_cells(axes: "Axes", cells: Cells) -> None:
+    """Squares; marked ones in bold where they hold words, framed where not."""
     from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
 
     shades = cells.shades
     colours = LinearSegmentedColormap.from_list("two", [colour_of("second"), PAPER, colour_of("first")])
@@ -62,6 +64,8 @@ def put_cells(axes: "Axes", cells: Cells) -> None:
             weight = "bold" if (row, column) in cells.marked else "normal"
             colour = PAPER if strong else INK
             axes.text(column, row, plain(text), ha="center", va="center", fontsize=7, color=colour, fontweight=weight)
+    for row, column in cells.marked if not len(cells.texts) else ():
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=0.9))
 
 
 def plain(text: str) -> str:
