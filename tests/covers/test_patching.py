@@ -9,15 +9,13 @@ from tests.cases import double, model, ours, text, theirs, traced
 F64 = torch.float64
 EVERY = [
     *theirs.WITH_LOGITS,
-    *(name for name in ours.EVERY if name not in {"own_sinkhorn", "own_linear", "own_shaped"}),
+    *ours.EVERY,
 ]
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_derivative_at_0_is_the_sum_of_the_slopes(name: str) -> None:
     of, trace = double(name), traced(name, F64)
-    if not all(block.mechanism.domain.differentiable for block in of.view.blocks):
-        pytest.skip("weights that jump have no gradient")
     for heads in (None, [(0, 1), (1, 2)]):
         size = 1e-3
         slope = float(rs.attention_patching(of, trace, 7, (), heads).slope.sum())

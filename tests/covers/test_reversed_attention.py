@@ -11,8 +11,7 @@ from rheoscope.models.transformer import build
 from tests.cases import double, ours, text, theirs, traced
 
 F64 = torch.float64
-UNEDITABLE = {"own_sinkhorn", "own_linear", "own_shaped"}
-EVERY = [*theirs.WITH_LOGITS, *(name for name in ours.EVERY if name not in UNEDITABLE)]
+EVERY = [*theirs.WITH_LOGITS, *ours.EVERY]
 
 
 def by_autograd(model, ids, layer: int, head: int, target: int, position: int) -> torch.Tensor:
@@ -31,8 +30,6 @@ def by_autograd(model, ids, layer: int, head: int, target: int, position: int) -
 @pytest.mark.parametrize("name", EVERY)
 def test_R_is_the_gradient_of_the_scores(name: str) -> None:
     model, trace = double(name), traced(name, F64)
-    if not all(block.mechanism.domain.differentiable for block in model.view.blocks):
-        pytest.skip("weights that jump have no gradient")
     for layer, head, position in ((0, 1, -1), (model.view.layers - 1, 0, 4)):
         R = rs.reversed_map(model, trace, layer, head, target=7, position=position)
         slow = by_autograd(model, text(), layer, head, 7, position)

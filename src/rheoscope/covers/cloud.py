@@ -1,6 +1,6 @@
 """What an analysis of the covers looks at: the cloud that each layer reads, massive tokens left out, and labelled results."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,24 +65,6 @@ def hat(heads: Heads, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 def exact(x: Tensor) -> Tensor:
     """In float32 or better."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def dataset(
-    values: Mapping[str, tuple[tuple[str, ...], Any]],
-    definitions: Mapping[str, str],
-    coords: Mapping[str, Any],
-    attributes: Mapping[str, Any],
-) -> Any:
-    """Named arrays as an xarray.Dataset, every one with its definition."""
-    import xarray as xr
-
-    data = {
-        name: xr.Variable(
-            dims, x.detach().cpu().numpy() if isinstance(x, Tensor) else x, {"definition": definitions[name]}
-        )
-        for name, (dims, x) in values.items()
-    }
-    return xr.Dataset(data, coords, attributes)
 
 
 def provenance(trace: Trace, analysis: str, keep_massive: bool, **settings: Any) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.cloud import dataset, exact
+from rheoscope.covers.cloud import exact
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View

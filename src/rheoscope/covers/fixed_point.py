@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.mechanism import reference
-from rheoscope.covers.cloud import dataset, provenance, tokens
+from rheoscope.covers.cloud import provenance, tokens
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.dataset import dataset
 from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.covers.cloud import dataset
 from rheoscope.covers.scores import permitted
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace

@@ -9,6 +9,7 @@ from torch import Tensor
 from rheoscope.attention.gradient import reversed_scores
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import checked, end_of
+from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
@@ -52,8 +53,6 @@ def reversed_attention(
     >>> found.norm.shape == (model.view.layers, model.view.heads)
     True
     """
-    import xarray as xr
-
     loss, pulled, wanted, at = backward(model, trace, target, position)
     norms, received = [], []
     for layer in range(trace.view.layers):
@@ -68,10 +67,9 @@ def reversed_attention(
         "received": (("layer", "head", "token"), torch.stack(received)),
         "loss": ((), loss),
     }
-    data = {n: xr.Variable(dims, x.cpu().numpy(), {"definition": DEFINITIONS[n]}) for n, (dims, x) in values.items()}
     attributes = {"analysis": "reversed_attention", "target": wanted, "position": at}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads), "token": range(len(trace))}
-    return xr.Dataset(data, coords, attributes | trace.provenance)
+    return dataset(values, DEFINITIONS, coords, attributes | trace.provenance)
 
 
 def reversed_map(

@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.cloud import Read, dataset, exact, layers, provenance, tokens
+from rheoscope.covers.cloud import Read, exact, layers, provenance, tokens
 from rheoscope.covers.distortion import IMAGES, Image, images
 from rheoscope.covers.geometry import distances
 from rheoscope.covers.ranks import ranked
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.dataset import dataset
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 

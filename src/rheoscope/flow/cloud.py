@@ -5,7 +5,6 @@ normed    after the final norm   what the unembedding reads
 sphere    x / ‖x‖                directions alone
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,19 +77,3 @@ def _placed(trace: Trace, points: Float[Tensor, "p n d"], space: str) -> Float[T
             points = trace.view.final_norm.own(points)
     points = points.to(torch.promote_types(points.dtype, torch.float32))
     return points / points.norm(dim=-1, keepdim=True).clamp(min=1e-30) if space == "sphere" else points
-
-
-def dataset(
-    values: Mapping[str, tuple[tuple[str, ...], Tensor]],
-    definitions: Mapping[str, str],
-    coords: dict[str, Any],
-    attributes: dict[str, Any],
-) -> Any:
-    """Named arrays as an xarray.Dataset, every one with its definition."""
-    import xarray as xr
-
-    data = {
-        name: xr.Variable(dims, x.detach().cpu().numpy(), {"definition": definitions[name]})
-        for name, (dims, x) in values.items()
-    }
-    return xr.Dataset(data, coords, attributes)

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds, dataset
+from rheoscope.flow.cloud import clouds
 from rheoscope.flow.kept import distances
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.dataset import dataset
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:

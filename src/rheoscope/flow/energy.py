@@ -13,10 +13,10 @@ from torch import Tensor
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism, for_every_head
 from rheoscope.attention.position import Position
-from rheoscope.flow.cloud import dataset
 from rheoscope.flow.landscape import Landscape, landscape
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import end_of
+from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, through
 from rheoscope.space.operator import Factored
 from rheoscope.space.trace import Trace

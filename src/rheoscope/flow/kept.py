@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds, dataset
+from rheoscope.flow.cloud import clouds
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import mlp_at
+from rheoscope.space.dataset import dataset
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rheoscope.flow.cloud import dataset
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.dataset import dataset
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.flow.cloud import dataset
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import checked, components
+from rheoscope.space.dataset import dataset
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 

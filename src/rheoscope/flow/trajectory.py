@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds, dataset
+from rheoscope.flow.cloud import clouds
+from rheoscope.space.dataset import dataset
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:

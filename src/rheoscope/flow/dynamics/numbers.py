@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rheoscope.flow.cloud import dataset
+from rheoscope.space.dataset import dataset
 
 if TYPE_CHECKING:
     import xarray

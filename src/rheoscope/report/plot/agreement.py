@@ -30,7 +30,7 @@ def picture_agreement(dataset: "xarray.Dataset") -> Picture:
     """Maps of all heads, and medians over depth beside the null."""
     beyond = frozenset((int(a), int(b)) for a, b in np.argwhere(dataset.q_value.values <= 0.05))
     maps = [
-        head_map(title, dataset[name].attrs["definition"], dataset[name].values, 1.0, framed)
+        head_map(title, dataset[name].attrs["definition"], dataset[name].values, marked=framed)
         for (name, title), framed in zip(MAPS.items(), (frozenset(), beyond, frozenset(), frozenset()), strict=True)
     ]
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)

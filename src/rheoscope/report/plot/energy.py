@@ -6,7 +6,8 @@ import numpy as np
 
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import CLUSTERS, Axis, Cells, Line, Panel, Picture
+from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
+from rheoscope.report.plot.heads import head_map
 
 if TYPE_CHECKING:
     import xarray
@@ -48,13 +49,9 @@ def picture_energy(dataset: "xarray.Dataset") -> Picture:
 def heads(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
     """One square a head; gradient-like heads are framed."""
     values, z = dataset[name].values, dataset[{"cosine": "z", "alignment": "alignment_z"}[name]].values
-    layers, count = values.shape
-    tips = [[f"L{a}.H{b}: {values[a, b]:.3f}, z {z[a, b]:.1f}" for b in range(count)] for a in range(layers)]
     marked = frozenset((int(a), int(b)) for a, b in np.argwhere(dataset.gradient_like.values))
-    sides = Axis("head", tuple(str(h) for h in range(count))), Axis("", tuple(f"L{layer}" for layer in range(layers)))
     reach = max(float(np.nanmax(np.abs(values))), 1e-6)
-    marks = (Cells(values, tips=tips, marked=marked, low=-reach, high=reach),)
-    return Panel(title, dataset[name].attrs["definition"], marks, *sides, height=max(0.8, (layers * 9 + 46) / 236))
+    return head_map(title, dataset[name].attrs["definition"], values, (-reach, reach), marked, {"z": z})
 
 
 def plot_energy(dataset: "xarray.Dataset") -> "Figure":

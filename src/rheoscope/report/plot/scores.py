@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import Axis, Cells, Panel, Picture
+from rheoscope.report.picture import Panel, Picture
+from rheoscope.report.plot.heads import head_map
 
 if TYPE_CHECKING:
     import xarray
@@ -35,14 +36,8 @@ def picture_scores(dataset: "xarray.Dataset") -> Picture:
 def heads(dataset: "xarray.Dataset", name: str) -> Panel:
     """One square a head, a row a layer."""
     values = dataset[name].values
-    layers, count = values.shape
-    tips = [[f"L{layer}.H{head}: {values[layer, head]:.3f}" for head in range(count)] for layer in range(layers)]
-    high = float(values.max()) if name == "spread" else 1.0
-    marks = (Cells(values, tips=tips, low=0.0 if name == "spread" else -1.0, high=high),)
-    sides = Axis("head", tuple(str(h) for h in range(count))), Axis("", tuple(f"L{layer}" for layer in range(layers)))
-    return Panel(
-        TITLES[name], dataset[name].attrs["definition"], marks, *sides, height=max(0.8, (layers * 9 + 46) / 236)
-    )
+    reach = (0.0, float(values.max())) if name == "spread" else (-1.0, 1.0)
+    return head_map(TITLES[name], dataset[name].attrs["definition"], values, reach)
 
 
 def plot_scores(dataset: "xarray.Dataset") -> "Figure":
