@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +10,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rheoscope.attention.mask import Mask
-from rheoscope.attention.mechanism import Mechanism, for_every_head
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Position
 from rheoscope.flow.landscape import Landscape, landscape
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import end_of
 from rheoscope.space.dataset import dataset
-from rheoscope.space.head import Heads, through
+from rheoscope.space.head import Heads, Projected, through
 from rheoscope.space.operator import Factored
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -90,38 +89,51 @@ def energy(
         raise RheoscopeError(
             f"this needs at least 2 tokens that are not massive, got {int(kept.sum())}; type a longer text"
         )
-    rows = []
+    rows, forms = [], [whole_form(view.blocks[0])]
     for layer in range(view.layers):
         rows.append(of_layer(view, trace, layer, kept))
+        forms = [*forms[-1:], *(whole_form(heads) for heads in view.blocks[layer + 1 : layer + 2])]
+        rows[-1]["landscape"] = between(*forms) if len(forms) == 2 else torch.tensor(float("nan"))
         if progress is not None:
             progress(layer + 1, view.layers)
-    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name != "whole_M"}
-    forms = [row["whole_M"] for row in rows]
-    return _told(view, trace, values | {"landscape": changes(forms)}, massive, keep_massive)
+    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return _told(view, trace, values, massive, keep_massive)
 
 
 def of_layer(view: View, trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
     """All numbers of one layer."""
-    heads, x = view.blocks[layer], trace.read_by(layer)
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    step = step_of(trace, layer)
+    heads, x = view.blocks[layer], step.hat
     M, F = (Factored(A.left.to(x.dtype), A.right.to(x.dtype)) for A in (heads.M(), heads.F()))
     return (
-        of_heads(step_of(heads, x), kept)
+        of_heads(step, kept)
         | alignments(M, F)
-        | {
-            "symmetry": M.symmetry(),
-            "whole_M": torch.cat(list(M.left), -1) @ torch.cat(list(M.right), -2),  # of rank d: no factors are smaller
-            "landscape_update": updates(view, trace, layer, x, kept),
-            "ledger": ledger(heads, trace, layer, x, kept),
-        }
+        | {"landscape_update": updates(trace, layer, kept), "ledger": ledger(trace, layer, step, kept)}
     )
 
 
 def alignments(M: Factored, F: Factored) -> dict[str, Float[Tensor, " h"]]:
-    """cos⟨F, Mᵀ⟩, and how far it lies from where F Q lies at random: tr(FQM) has variance ‖MF‖²/d."""
-    inner, middle = F.inner(M.T), M.right.double() @ F.left.double()
-    spread = (middle.mT @ M.grams[0] @ middle * F.grams[1]).sum((-2, -1)).clamp(min=0).sqrt() / M.shape[-1] ** 0.5
-    return {"alignment": _over(inner, M.norm() * F.norm()), "alignment_z": _over(inner.double(), spread)}
+    """s(M); cos⟨F, Mᵀ⟩, and how far it lies from where F Q lies at random: tr(FQM) has variance ‖MF‖²/d. All r x r."""
+    asks, answers, writes = M.left.mT @ M.left, M.right @ M.right.mT, F.right @ F.right.mT
+    middle, square = M.right @ F.left, _inner(asks, answers)
+    inner = _inner(middle, (F.right @ M.left).mT)
+    size = (square * _inner(F.left.mT @ F.left, writes)).clamp(min=0).sqrt()
+    spread = (_inner(middle.mT @ asks @ middle, writes).clamp(min=0) / M.shape[-1]).sqrt()
+    cross = M.right @ M.left
+    return {
+        "symmetry": _over(_inner(cross, cross.mT), square),
+        "alignment": _over(inner, size),
+        "alignment_z": _over(inner, spread),
+    }
+
+
+def whole_form(heads: Heads) -> Float[Tensor, "d d"]:
+    """The sum of all M of a layer. Heads that share a key add up on the side of the queries: M + M' = (Q + Q') Kᵀ."""
+    queries, keys = heads.sides()
+    each = len(queries) // len(heads.W_K)
+    queries, keys = queries.unflatten(0, (-1, each)).sum(1), keys[::each]
+    exact = torch.promote_types(queries.dtype, torch.float32)
+    return torch.cat(list(queries.to(exact)), -1) @ torch.cat(list(keys.to(exact)), -1).mT
 
 
 # One layer's heads
@@ -154,21 +166,24 @@ class Step:
     def written(self) -> Float[Tensor, "h e e"]:
         return self.write @ self.write.mT
 
+    def read(self) -> Projected:
+        """q, k and v of the cloud, as every mechanism takes them: before any rotation."""
+        heads = self.field.heads
+        q, norm = self.asked + self.bias, heads.q_norm
+        q = q if norm is None else norm.hat(q) * (1.0 if norm.gain is None else norm.gain.to(q))
+        v = through(heads.norm, self.hat, heads.W_V, heads.b_V, None)
+        return q[None], self.field.read[None], v[None]
 
-def step_of(heads: Heads, x: Cloud) -> Step:
-    norm, hat = heads.norm, heads.norm.hat(x)
+
+def step_of(trace: Trace, layer: int) -> Step:
+    heads, x = trace.view.blocks[layer], trace.read_by(layer)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    norm, hat, made = heads.norm, heads.norm.hat(x), trace.carried(layer).exact()
     field, nothing = landscape(heads, hat), torch.zeros_like(hat[:1])
     queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None) for y in (hat, nothing))
-    values = for_every_head(through(norm, hat, heads.W_V, heads.b_V, None)[None], heads.count)[0]
-    found = field.slope(queries, values)
-    moved, write, scale = found.carried, heads.W_O.to(x.dtype), torch.ones_like(x[:, :1])
-    if heads.after is not None:
-        scale = heads.after.scale((moved @ write).sum(0) + (0 if heads.b_O is None else heads.b_O))
-        write = write if heads.after.gain is None else write * heads.after.gain.to(x.dtype)
-    if heads.value_bias is not None:
-        moved = moved - found.mass[..., None] * heads.value_bias.to(x.dtype)[:, None]
+    energy, slope = field.slope(queries)
     ask = norm.fold(heads.W_Q.to(x.dtype))
-    return Step(field, hat, norm.scale(x), queries - bias, bias, ask, write, found.energy, found.slope, moved * scale)
+    return Step(field, hat, norm.scale(x), queries - bias, bias, ask, made.write, energy, slope, made.moved)
 
 
 def of_heads(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
@@ -227,19 +242,20 @@ def cosines(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
 # What stands between a layer and a gradient flow
 
 
-def updates(view: View, trace: Trace, layer: int, x: Cloud, kept: Kept) -> Float[Tensor, ""]:
+def updates(trace: Trace, layer: int, kept: Kept) -> Float[Tensor, ""]:
     """1 − cos of what the attention of this layer and of the next do to this layer's cloud."""
-    if layer + 1 == view.layers:
-        return torch.tensor(float("nan"), dtype=x.dtype, device=x.device)
-    after = view.blocks[layer + 1]
+    if layer + 1 == trace.view.layers:
+        return torch.tensor(float("nan"), dtype=torch.promote_types(trace.points.dtype, torch.float32))
+    after = trace.view.blocks[layer + 1]
     other = moved_by(after, after.mechanism, *after.read(trace.read_by(layer)))
     return apart(_attention(trace, layer), other, kept)
 
 
-def ledger(heads: Heads, trace: Trace, layer: int, x: Cloud, kept: Kept) -> Float[Tensor, " 4"]:
+def ledger(trace: Trace, layer: int, step: Step, kept: Kept) -> Float[Tensor, " 4"]:
     """1 − cos of the attention's displacement with and without mask, norm, position and MLP."""
-    own, given, mechanism = _attention(trace, layer), heads.read(trace.read_by(layer)), heads.mechanism
+    own, heads, mechanism = _attention(trace, layer), step.field.heads, step.field.mechanism
     free, nowhere = replace(mechanism, mask=Mask()), replace(mechanism, position=Position())
+    x, given = trace.read_by(layer).to(own.dtype), step.read()
     others = [
         own if mechanism.mask.forbids_nothing else moved_by(heads, free, *given),
         _normed(heads, trace, layer, x, own),
@@ -279,12 +295,6 @@ def between(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
     return torch.where(size > 0, 1 - a @ b / torch.where(size > 0, size, 1), 0)
 
 
-def changes(forms: list[Float[Tensor, "d d"]]) -> Float[Tensor, " layer"]:
-    """1 − cos of each layer's head-summed M and the next one's."""
-    found = [between(a, b) for a, b in pairwise(forms)]
-    return torch.stack([*found, torch.full_like(forms[0][0, 0], float("nan"))])
-
-
 def _attention(trace: Trace, layer: int) -> Cloud:
     exact = torch.promote_types(trace.points.dtype, torch.float32)
     return trace.points[trace.middle[layer]].to(exact) - trace.points[trace.where[layer]].to(exact)
@@ -321,6 +331,10 @@ def _told(view: View, trace: Trace, values: dict[str, Tensor], massive: list[int
     }
     coords = {"layer": range(view.layers), "head": range(view.heads), "difference": list(DIFFERENCES)}
     return dataset(named, DEFINITIONS, coords, attributes | trace.provenance)
+
+
+def _inner(a: Float[Tensor, "h r s"], b: Float[Tensor, "h r s"]) -> Float[Tensor, " h"]:
+    return (a * b).sum((-2, -1))
 
 
 def _over(part: Tensor, whole: Tensor) -> Tensor:
