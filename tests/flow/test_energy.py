@@ -18,7 +18,7 @@ from tests.cases import POST_NORM, double, random, text, traced
 from tests.pretrained.cases import KINDS, changed
 
 F64 = torch.float64
-ALL = torch.ones(18, dtype=torch.bool)
+ALL = torch.arange(18)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
@@ -109,7 +109,7 @@ def test_the_null_is_that_of_turns_drawn_at_random() -> None:
     trace = traced("llama", F64)
     heads, step = trace.view.blocks[1], step_of(trace, 1)
     found, M, F = cosines(step, ALL), heads.M(), heads.F()
-    fixed = alignments(Factored(M.left, M.right), F)
+    fixed = alignments(Factored(M.left, M.right), F, len(heads.W_K))
     moved, slope = (step.moved @ step.write)[0], (step.slope @ step.ask.mT)[0]
     draws, aligned = [], []
     generator = torch.Generator().manual_seed(0)

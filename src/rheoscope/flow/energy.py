@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.mask import Mask
@@ -50,7 +50,7 @@ DEFINITIONS = {
     "mlp (Δ of attention against that of the whole layer)",
 }  # fmt: skip
 Cloud = Float[Tensor, "n d"]
-Kept = Bool[Tensor, " n"]
+Kept = Int[Tensor, " kept"]
 
 
 @torch.no_grad()
@@ -83,57 +83,58 @@ def energy(
     (('layer', 'head'), True)
     """
     massive = trace.massive()
-    kept = torch.ones(len(trace), dtype=torch.bool, device=trace.points.device)
-    kept[[] if keep_massive else massive] = False
-    if int(kept.sum()) < 2:
-        raise RheoscopeError(
-            f"this needs at least 2 tokens that are not massive, got {int(kept.sum())}; type a longer text"
-        )
-    rows, forms = [], [whole_form(view.blocks[0])]
-    for layer in range(view.layers):
-        rows.append(of_layer(view, trace, layer, kept))
-        forms = [*forms[-1:], *(whole_form(heads) for heads in view.blocks[layer + 1 : layer + 2])]
-        rows[-1]["landscape"] = between(*forms) if len(forms) == 2 else torch.tensor(float("nan"))
+    kept = torch.tensor([token for token in range(len(trace)) if keep_massive or token not in massive])
+    if len(kept) < 2:
+        raise RheoscopeError(f"this needs at least 2 tokens that are not massive, got {len(kept)}; type a longer text")
+    exact = torch.promote_types(trace.points.dtype, torch.float32)
+    rows: list[dict[str, Tensor]] = []
+    form = None
+    for layer, heads in enumerate(view.blocks):
+        M, F = (Factored(A.left.to(exact), A.right.to(exact)) for A in (heads.M(), heads.F()))
+        before, form = form, whole(M, len(heads.W_K))
+        rows.append(of_layer(trace, layer, kept.to(form.device)) | alignments(M, F, len(heads.W_K)))
+        rows[layer]["landscape"] = torch.full_like(form[0, 0], float("nan"))
+        if before is not None:
+            rows[layer - 1]["landscape"] = between(before, form)
         if progress is not None:
             progress(layer + 1, view.layers)
     values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return _told(view, trace, values, massive, keep_massive)
 
 
-def of_layer(view: View, trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
-    """All numbers of one layer."""
+def of_layer(trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
+    """What the heads of one layer do on the text."""
     step = step_of(trace, layer)
-    heads, x = view.blocks[layer], step.hat
-    M, F = (Factored(A.left.to(x.dtype), A.right.to(x.dtype)) for A in (heads.M(), heads.F()))
-    return (
-        of_heads(step, kept)
-        | alignments(M, F)
-        | {"landscape_update": updates(trace, layer, kept), "ledger": ledger(trace, layer, step, kept)}
+    own = _attention(trace, layer)
+    others = [updated(trace, layer), *altered(trace, layer, step, own)]
+    apart = torch.stack([between(own[kept], other[kept]) for other in others])
+    return of_heads(step, kept) | {"landscape_update": apart[0], "ledger": apart[1:]}
+
+
+def alignments(M: Factored, F: Factored, groups: int) -> dict[str, Float[Tensor, " h"]]:
+    """s(M); cos⟨F, Mᵀ⟩, and how far it lies from where F Q lies at random: tr(FQM) has variance ‖MF‖²/d. All r x r.
+
+    Heads of a group share what reads keys and values: what only these make is computed once a group.
+    """
+    each = len(M.left) // groups
+    keys, values = M.right[::each], F.left[::each]
+    answers, reads, middle = (
+        (a @ b).repeat_interleave(each, 0) for a, b in ((keys, keys.mT), (values.mT, values), (keys, values))
     )
-
-
-def alignments(M: Factored, F: Factored) -> dict[str, Float[Tensor, " h"]]:
-    """s(M); cos⟨F, Mᵀ⟩, and how far it lies from where F Q lies at random: tr(FQM) has variance ‖MF‖²/d. All r x r."""
-    asks, answers, writes = M.left.mT @ M.left, M.right @ M.right.mT, F.right @ F.right.mT
-    middle, square = M.right @ F.left, _inner(asks, answers)
-    inner = _inner(middle, (F.right @ M.left).mT)
-    size = (square * _inner(F.left.mT @ F.left, writes)).clamp(min=0).sqrt()
+    asks, writes, cross = M.left.mT @ M.left, F.right @ F.right.mT, M.right @ M.left
+    square, inner = _inner(asks, answers), _inner(middle, (F.right @ M.left).mT)
     spread = (_inner(middle.mT @ asks @ middle, writes).clamp(min=0) / M.shape[-1]).sqrt()
-    cross = M.right @ M.left
     return {
         "symmetry": _over(_inner(cross, cross.mT), square),
-        "alignment": _over(inner, size),
+        "alignment": _over(inner, (square * _inner(reads, writes)).clamp(min=0).sqrt()),
         "alignment_z": _over(inner, spread),
     }
 
 
-def whole_form(heads: Heads) -> Float[Tensor, "d d"]:
-    """The sum of all M of a layer. Heads that share a key add up on the side of the queries: M + M' = (Q + Q') Kᵀ."""
-    queries, keys = heads.sides()
-    each = len(queries) // len(heads.W_K)
-    queries, keys = queries.unflatten(0, (-1, each)).sum(1), keys[::each]
-    exact = torch.promote_types(queries.dtype, torch.float32)
-    return torch.cat(list(queries.to(exact)), -1) @ torch.cat(list(keys.to(exact)), -1).mT
+def whole(M: Factored, groups: int) -> Float[Tensor, "d d"]:
+    """The sum of all M of a layer. Heads that share a key add up on the side of the queries: QKᵀ + Q'Kᵀ = (Q + Q')Kᵀ."""
+    queries, keys = M.left.unflatten(0, (groups, -1)).sum(1), M.right[:: len(M.left) // groups]
+    return queries.transpose(0, 1).flatten(1) @ keys.flatten(0, 1)
 
 
 # One layer's heads
@@ -242,27 +243,25 @@ def cosines(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
 # What stands between a layer and a gradient flow
 
 
-def updates(trace: Trace, layer: int, kept: Kept) -> Float[Tensor, ""]:
-    """1 − cos of what the attention of this layer and of the next do to this layer's cloud."""
+def updated(trace: Trace, layer: int) -> Cloud:
+    """What the attention of the next layer does to this layer's cloud; NaN at the last layer."""
     if layer + 1 == trace.view.layers:
-        return torch.tensor(float("nan"), dtype=torch.promote_types(trace.points.dtype, torch.float32))
+        return torch.full_like(trace.points[0], float("nan"))
     after = trace.view.blocks[layer + 1]
-    other = moved_by(after, after.mechanism, *after.read(trace.read_by(layer)))
-    return apart(_attention(trace, layer), other, kept)
+    return moved_by(after, after.mechanism, *after.read(trace.read_by(layer)))
 
 
-def ledger(trace: Trace, layer: int, step: Step, kept: Kept) -> Float[Tensor, " 4"]:
-    """1 − cos of the attention's displacement with and without mask, norm, position and MLP."""
-    own, heads, mechanism = _attention(trace, layer), step.field.heads, step.field.mechanism
+def altered(trace: Trace, layer: int, step: Step, own: Cloud) -> list[Cloud]:
+    """The attention's displacement `own` without mask, norm, position and MLP."""
+    heads, mechanism = step.field.heads, step.field.mechanism
     free, nowhere = replace(mechanism, mask=Mask()), replace(mechanism, position=Position())
     x, given = trace.read_by(layer).to(own.dtype), step.read()
-    others = [
+    return [
         own if mechanism.mask.forbids_nothing else moved_by(heads, free, *given),
         _normed(heads, trace, layer, x, own),
         own if mechanism.position.nowhere else moved_by(heads, nowhere, *given),
-        trace.points[end_of(trace, layer)].to(x.dtype) - x,
+        trace.points[end_of(trace, layer)].to(own.dtype) - x,
     ]
-    return torch.stack([apart(own, other, kept) for other in others])
 
 
 def _normed(heads: Heads, trace: Trace, layer: int, x: Cloud, own: Cloud) -> Cloud:
@@ -283,16 +282,11 @@ def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor
     return total * heads.after_scale(total) + (0 if heads.after.bias is None else heads.after.bias)
 
 
-def apart(a: Cloud, b: Cloud, kept: Kept) -> Float[Tensor, ""]:
-    """1 − cos of two displacements of the kept tokens, seen as one vector each; 0 where one of them is 0."""
-    return between(a[kept], b[kept])
-
-
 def between(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
     """1 − cos of two arrays as vectors; 0 where one of them is 0."""
     a, b = a.flatten(), b.flatten()
     size = a.norm() * b.norm()
-    return torch.where(size > 0, 1 - a @ b / torch.where(size > 0, size, 1), 0)
+    return torch.where(size == 0, 0, 1 - a @ b / torch.where(size == 0, 1, size))
 
 
 def _attention(trace: Trace, layer: int) -> Cloud:

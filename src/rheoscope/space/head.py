@@ -169,7 +169,7 @@ class Heads:
         )
         here = position.rotation(0, width, like).diagonal()  # 1, or YaRN's factor
         return Relevance(
-            queries * here.to(queries.dtype),
+            queries if bool((here == 1).all()) else queries * here.to(queries.dtype),
             keys.mT,
             lambda offset: position.rotation(offset, width, like) / here,
         )
