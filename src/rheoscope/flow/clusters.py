@@ -127,7 +127,7 @@ def of_null(centred: Float[Tensor, "n d"], at: int, angle: float, draws: int, se
     found = []
     columns = centred.mT.float().contiguous()  # float32: a null is known to a few digits anyway
     for draw in range(draws):
-        y = columns.gather(-1, dealt(*centred.shape, seed + draw, at)).mT  # coordinates keep their means
+        y = columns.gather(-1, dealt(len(centred), centred.shape[1], seed + draw, at)).mT  # coordinates keep their means
         inner = y @ y.mT
         count = torch.tensor(len(linked(cosines(inner), angle).unique()))
         found.append(torch.stack([*ranks(y, inner), two_nearest(inner), count]))
@@ -266,7 +266,7 @@ def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
 
 def shuffle(x: Float[Tensor, "n d"], seed: int, at: int = 0) -> Float[Tensor, "n d"]:
     """Every coordinate dealt out among the tokens anew."""
-    return x.gather(0, dealt(*x.shape, seed, at).mT)
+    return x.gather(0, dealt(len(x), x.shape[1], seed, at).mT)
 
 
 def dealt(n: int, d: int, seed: int, at: int = 0) -> Int[Tensor, "d n"]:

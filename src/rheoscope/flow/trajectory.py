@@ -143,14 +143,13 @@ def plane(points: Float[Tensor, "p n d"]) -> tuple[Float[Tensor, "p n 2"], Float
 
     The sign of a direction is free: the point farthest along it is put on the positive side.
     """
-    from scipy.linalg import eigh
-
     mean, d = points.mean((0, 1)), points.shape[-1]
     spread = torch.zeros(d, d, dtype=points.dtype, device=points.device)
     for x in points:
         spread += (x - mean).mT @ (x - mean)
-    axes = eigh(spread.double().cpu().numpy(), subset_by_index=[max(0, d - 2), d - 1])[1]
-    axes = torch.as_tensor(axes).to(points).flip(-1)
+    with torch.random.fork_rng(devices=[]):  # the same picture every time, and the caller's draws untouched
+        torch.manual_seed(0)
+        axes = torch.svd_lowrank(spread.cpu(), q=min(12, d), niter=8)[2][:, :2].to(points)
     place = torch.nn.functional.pad(points @ axes - mean @ axes, (0, 2 - axes.shape[-1])).cpu()
     flat = place.flatten(0, 1)
     place = place * flat.gather(0, flat.abs().argmax(0, keepdim=True)).sign()

@@ -220,6 +220,11 @@ class Heads:
         """sum_j alpha_ij v_j of every head, on the fastest exact lowering."""
         return self.mechanism.attend(*self.read(x))[0]
 
+    def added(self, x: Cloud) -> Cloud:
+        """All that attention adds to a cloud, heads and constants, through the norm after attention where there is one."""
+        total = self._with_bias(self.outputs(x).transpose(0, 1).flatten(1) @ self.W_O.flatten(0, 1))
+        return total if self.after is None else self.after.own(total)
+
     def statistics(self, x: Cloud) -> dict[str, Float[Tensor, "h n"]]:
         """What the weights of every head are like, row by row, in O(n) memory."""
         q, k, _ = self.read(x)
