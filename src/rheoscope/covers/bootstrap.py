@@ -35,13 +35,19 @@ def units(lengths: list[int]) -> list[int]:
 
 def resampled(sums: Float[Tensor, "*c u"], sizes: list[int], generator: Generator) -> Ends:
     """The 95 % interval of a mean over units, of which sums and sizes are known, when units are drawn anew; NaN for too few."""
+    return ends(redrawn(sums, sizes, generator))
+
+
+def redrawn(sums: Float[Tensor, "*c u"], sizes: list[int], generator: Generator) -> Float[Tensor, "*c resamples"]:
+    """The mean over units drawn anew, again and again, the same units for all rows; NaN for too few."""
     if len(sizes) < FEWEST:
-        nothing = torch.full_like(sums[..., 0], torch.nan)
-        return nothing, nothing
+        return torch.full((*sums.shape[:-1], 1), torch.nan, dtype=sums.dtype)
     drawn = torch.randint(len(sizes), (RESAMPLES, len(sizes)), generator=generator)
-    times = torch.zeros(RESAMPLES, len(sizes), dtype=sums.dtype).scatter_add_(
-        1, drawn, torch.ones(drawn.shape).to(sums)
-    )
-    means = sums @ times.mT / (times @ torch.tensor(sizes, dtype=sums.dtype))
+    times = torch.zeros(drawn.shape, dtype=sums.dtype).scatter_add_(1, drawn, torch.ones(drawn.shape, dtype=sums.dtype))
+    return sums @ times.mT / (times @ torch.tensor(sizes, dtype=sums.dtype))
+
+
+def ends(means: Float[Tensor, "*c resamples"]) -> Ends:
+    """Where the middle 95 % of them begin and end."""
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype), -1)
     return low, high
