@@ -11,7 +11,7 @@ import rheoscope as rs
 from rheoscope.covers.decay import NOISE, after
 from rheoscope.covers.pieces import kept_tokens
 from rheoscope.covers.reversed_attention import written_at
-from tests.cases import PARALLEL, double, gap, model, random, text, traced
+from tests.cases import PARALLEL, double, gap, model, random, text, theirs, traced
 from tests.covers.cases import bare
 from tests.laws.every_analysis import MOVES, moved, same
 
@@ -19,10 +19,19 @@ TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4)]
 SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "own", "own_sink", "own_alibi", "own_metric"]
 
 
-@pytest.mark.parametrize("name", SOME)
+def with_a_massive_token(name: str) -> Any:
+    def grow(network: Any) -> None:
+        network.get_input_embeddings().weight[TEXTS[0][3]] *= 60
+
+    return theirs.changed(name, grow)
+
+
+@pytest.mark.parametrize("name", [*SOME, "llama, one token massive"])
 @torch.no_grad()
 def test_deviations_are_those_of_the_points(name: str) -> None:
-    of, asked = double(name), {"heads": [(0, 1), (0, 2)], "M": "symmetric", "F": "rank 3"}
+    of = with_a_massive_token("llama") if "massive" in name else double(name)
+    assert bool(of.trace(TEXTS[0]).massive()) == ("massive" in name)
+    asked = {"heads": [(0, 1), (0, 2)], "M": "symmetric", "F": "rank 3"}
     found = rs.decay(of, TEXTS, **asked)
     first = written_at(of.trace(text()), 0)
     assert found.step.values[0] == first
