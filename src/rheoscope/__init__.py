@@ -24,6 +24,9 @@ stack                                 how much of the geometry the heads of a la
 scores                                what the scores of every head are made of: form, mean, biases
 reversed_attention, reversed_map      how the loss wants every score to change (R)
 surgery, operated                     what another M or F costs; the points under the change
+surgery_by_head                       the same for every head alone
+decay                                 what later layers make of a change, against noise of the same size
+pieces, Against                       texts cut to a length; what a change is measured against
 attention_patching                    the loss when weights move along the gradient of the scores
 faithfulness                          which ranking of heads finds those that matter
 why                                   which components make a score, exactly
@@ -40,6 +43,7 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "Against": "rheoscope.covers.against",
     "Mechanism": "rheoscope.attention.mechanism",
     "RheoscopeError": "rheoscope.shapes",
     "agreement": "rheoscope.covers.agreement",
@@ -48,6 +52,7 @@ _HOME = {
     "attention_patching": "rheoscope.covers.patching",
     "clusters": "rheoscope.flow.clusters",
     "composition": "rheoscope.covers.composition",
+    "decay": "rheoscope.covers.decay",
     "density_clusters": "rheoscope.flow.density",
     "distortion": "rheoscope.covers.distortion",
     "dynamics": "rheoscope.flow.dynamics.bench",
@@ -66,6 +71,7 @@ _HOME = {
     "operated": "rheoscope.covers.surgery",
     "operators": "rheoscope.covers.operators",
     "path_weights": "rheoscope.covers.composition",
+    "pieces": "rheoscope.covers.pieces",
     "plot": "rheoscope.report.drawing",
     "purity": "rheoscope.flow.purity",
     "readout": "rheoscope.flow.readout",
@@ -77,6 +83,7 @@ _HOME = {
     "scores": "rheoscope.covers.scores",
     "stack": "rheoscope.covers.stack",
     "surgery": "rheoscope.covers.surgery",
+    "surgery_by_head": "rheoscope.covers.by_head",
     "torn": "rheoscope.covers.torn",
     "trajectory": "rheoscope.flow.trajectory",
     "transformer_cost": "rheoscope.attention.cost",

@@ -6,8 +6,10 @@ import torch
 from scipy.stats import spearmanr
 
 import rheoscope as rs
+from rheoscope.covers import pieces
+from rheoscope.covers.bootstrap import RESAMPLES
 from rheoscope.covers.faithfulness import spearman
-from rheoscope.covers.surgery import kept_tokens
+from rheoscope.covers.pieces import kept_tokens
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
 from tests.cases import double, model, text, traced
@@ -90,6 +92,42 @@ def test_the_first_heads_of_an_order_are_kept() -> None:
     assert float(found.loss.sel(ranking="mediation")[0, 0]) == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "own"])
+def test_ablations_side_by_side_are_those_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = double(name)
+    together = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], kept=KEPT)
+    monkeypatch.setattr(pieces, "ROOM_ON_CPU", 1)
+    alone = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], kept=KEPT)
+    for field in ("importance", "loss", "logit_difference", "lost"):
+        assert np.nan_to_num(together[field].values) == pytest.approx(np.nan_to_num(alone[field].values), abs=2e-5)
+
+
+def test_intervals_are_those_of_prompts_drawn_anew() -> None:
+    of, prompts = double("llama"), [text(seed) for seed in range(6)]
+    found = rs.faithfulness(of, prompts, [5, 6, 7, 8, 9, 10], kept=KEPT, seed=3)
+    drawn = torch.randint(6, (RESAMPLES, 6), generator=torch.Generator().manual_seed(3)).numpy()
+    lost = (found.loss - found.loss_before).mean("kept").values
+    alike = np.array(
+        [[spearmanr(*(row.ravel() for row in found.importance.values[[0, 3], p])).statistic] for p in range(6)]
+    )
+    for name, per_prompt, at in (
+        ("lost", lost[2], {"ranking": 2}),
+        ("lost_more", lost[0] - lost[4], {"ranking": 0, "rival": 4}),
+        ("curve", found.loss.values[1, :, 1], {"ranking": 1, "kept": 1}),
+        ("spearman", alike[:, 0], {"ranked": 0, "other": 3}),
+    ):
+        ends = np.quantile(per_prompt[drawn].mean(-1), [0.025, 0.975])
+        assert float(found[name].isel(at)) == pytest.approx(per_prompt.mean(), abs=1e-9)
+        assert [float(found[f"{name}_{end}"].isel(at)) for end in ("low", "high")] == pytest.approx(ends, abs=1e-9), (
+            name
+        )
+        assert ends[1] > ends[0]
+    assert found.lost_more.values == pytest.approx(found.lost.values[:, None] - found.lost.values)
+    few = rs.faithfulness(of, prompts[:4], [5, 6, 7, 8], kept=(0.5,))
+    assert bool(few.lost_low.isnull().all())
+    assert all("definition" in found[name].attrs for name in found.data_vars)
+
+
 def test_rank_correlation_is_that_of_scipy() -> None:
     for seed in range(5):
         a, b = torch.randn(2, 30, generator=torch.Generator().manual_seed(seed), dtype=F64)
@@ -119,10 +157,12 @@ def test_a_planted_copying_head_comes_first() -> None:
     ],
 )
 def test_no_gauge_moves_any_number(move, name: str) -> None:
+    prompts, targets = [text(seed) for seed in range(5)], [5, 6, 7, 8, 9]
     found, wanted = (
-        rs.faithfulness(of, [text()], [5], kept=(0.0, 0.5), draws=1) for of in (moved(name, move), double(name))
+        rs.faithfulness(of, prompts, targets, kept=(0.0, 0.5), draws=1).drop_sel(ranking="random", rival="random")
+        for of in (moved(name, move), double(name))
     )
-    same(found.drop_sel(ranking="random"), wanted.drop_sel(ranking="random"))
+    same(found, wanted)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_heads_that_cannot_be_read(typed: str) -> None:
 
 
 def test_a_difference_is_told_only_where_its_interval_leaves_out_0() -> None:
-    found = rs.surgery(rs.load(), TEXT * 8, M="symmetric", window=32)
+    found = rs.surgery(rs.load(), rs.pieces(rs.load(), TEXT * 8, 32), M="symmetric")
     said = sentences(found)
     assert f"{float(found.cost.sel(change='edit')):+.4f}" in said[0]
     row = found.sel(change="size")

@@ -14,7 +14,8 @@ from rheoscope.covers.operation import Chosen
 from rheoscope.space.model import LayerEdit
 from rheoscope.space.trace import Trace
 
-Means = list[Float[Tensor, "h e"]]
+Means = list[Float[Tensor, "*b h e"]]
+"""What every head gives on average, layer by layer; of one text, or of each of several."""
 
 
 @torch.no_grad()
@@ -34,6 +35,19 @@ def uniform_ablation(chosen: Chosen) -> dict[int, LayerEdit]:
     return {layer: _changing(heads, _even) for layer, heads in chosen.items()}
 
 
+def mean_ablation_by_row(means: Means, silent: Bool[Tensor, "b l h"]) -> dict[int, LayerEdit]:
+    """Of several copies of one text, each with heads of its own that give their mean."""
+    layers = [layer for layer in range(silent.shape[1]) if bool(silent[:, layer].any())]
+    return {layer: _silencing(silent[:, layer], means[layer]) for layer in layers}
+
+
+def _silencing(silent: Bool[Tensor, "b h"], mean: Float[Tensor, "h e"]) -> LayerEdit:
+    def change(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
+        return torch.where(silent.to(out.device)[..., None, None], mean[None, :, None].to(out), out)
+
+    return change
+
+
 Anew = Callable[[Tensor, Tensor, Tensor, Mechanism], Tensor]
 
 
@@ -50,5 +64,5 @@ def _even(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
     return replace(mechanism, score=Gram(scale=0.0), position=Position()).attend(q, k, v)
 
 
-def _constant(mean: Float[Tensor, "h e"]) -> Anew:
-    return lambda q, k, v, mechanism: mean[None, :, None].expand(*q.shape[:-1], -1)
+def _constant(mean: Float[Tensor, "*b h e"]) -> Anew:
+    return lambda q, k, v, mechanism: mean[..., None, :].expand(*q.shape[:-1], -1)

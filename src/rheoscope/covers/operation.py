@@ -16,8 +16,8 @@ from rheoscope.attention.mechanism import Mechanism, for_every_head
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
 from rheoscope.covers.reversed_attention import written_at
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.form import Form, columns, less, own_form, with_columns
-from rheoscope.space.head import Heads
+from rheoscope.space.form import Columns, Form, columns, less, own_form, with_columns
+from rheoscope.space.head import Heads, of_heads
 from rheoscope.space.model import Hook, LayerEdit
 from rheoscope.space.operator import Factored
 from rheoscope.space.trace import Trace
@@ -146,9 +146,13 @@ def _rotation(like: Float[Tensor, "h d r"], generator: Generator) -> Float[Tenso
 
 
 def live(
-    trace: Trace, kept: Bool[Tensor, " n"], made: Iterable[Operation]
+    trace: Trace, kept: Bool[Tensor, "*b n"], made: Iterable[Operation]
 ) -> tuple[dict[int, LayerEdit], dict[str, Hook]]:
-    """Edits and hooks of `model.run` that carry out operations on the text of a trace."""
+    """Edits and hooks of `model.run` that carry out operations on the text of a trace.
+
+    For texts of one length side by side (`model.run_batch`) any of their traces will do: it tells the steps; `kept` (b, n) says which
+    tokens of each text make its own mean.
+    """
     edits: dict[int, LayerEdit] = {}
     hooks: dict[str, list[Hook]] = {}
     for one in made:
@@ -164,15 +168,15 @@ def live(
 
 
 def _looking(read: list[Tensor]) -> Hook:
-    def look(x: Float[Tensor, "1 n d"]) -> Tensor:
-        read.append(x[0] if x.ndim == 3 else x)
+    def look(x: Tensor) -> Tensor:
+        read.append(x)
         return x
 
     return look
 
 
 def _adding(added: list[Tensor], x: Tensor) -> Tensor:
-    return x + added.pop().to(x)
+    return x + added.pop().to(x).reshape(x.shape)
 
 
 def _in_turn(some: list[Hook]) -> Hook:
@@ -184,58 +188,76 @@ def _in_turn(some: list[Hook]) -> Hook:
     return hook
 
 
-def _editing(one: Operation, kept: Bool[Tensor, " n"], read: list[Tensor], added: list[Tensor]) -> LayerEdit:
+def _editing(one: Operation, kept: Bool[Tensor, "*b n"], read: list[Tensor], added: list[Tensor]) -> LayerEdit:
+    """The chosen heads attend anew, to further columns; every other stays as the model computed it."""
+
     def change(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
-        x = read.pop()
+        x = read.pop().reshape(len(q), q.shape[-2], -1)
         hat = one.heads.norm.hat(x.to(torch.promote_types(x.dtype, torch.float32)))
-        centred = hat - hat[kept].mean(0)
-        width, new = v.shape[-1], out
-        k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
+        centred, width, new = hat - _mean(hat, kept), v.shape[-1], out
+        k, v = for_every_head(k, q.shape[1])[:, one.chosen], for_every_head(v, q.shape[1])[:, one.chosen]
+        mechanism, q = of_heads(mechanism, one.chosen), q[:, one.chosen]
         if one.form:
-            cloud = centred if one.centred_form else hat
-            more = columns(one.heads, one.form, cloud, hat)
-            if one.like is not None:
-                wanted = reach(*columns(one.heads, one.like.form, cloud, hat))
-                more = more[0] * _ratio(wanted, reach(*more)), more[1]
+            more = _columns(one, centred if one.centred_form else hat, hat)
             mechanism, q, k = with_columns(mechanism, q, k, more)
         if one.content is not None:
             carried = _carried(one, centred if one.centred_content else hat)
-            v = torch.cat([v.to(carried), carried[None]], -1)
+            v = torch.cat([v.to(carried), carried], -1)
         mixed = mechanism.attend(q, k, v.to(q.dtype))
         if one.form:
             new = out.clone()
-            new[:, one.chosen] = mixed[:, one.chosen, :, :width].to(out.dtype)
+            new[:, one.chosen] = mixed[..., :width].to(out.dtype)
         if one.content is not None:
-            added.append(_written(one, mixed[0, one.chosen, :, width:], new[0]))
+            added.append(_written(one, mixed[..., width:], new))
         return new
 
     return change
 
 
-def _carried(one: Operation, cloud: Float[Tensor, "n d"]) -> Float[Tensor, "h n r"]:
+def _mean(hat: Float[Tensor, "b n d"], kept: Bool[Tensor, "*b n"]) -> Float[Tensor, "b 1 d"]:
+    """x̄ of every text: the mean over its kept tokens."""
+    share = kept.to(hat) / kept.sum(-1, keepdim=True)
+    return (share[..., None] * hat).sum(-2, keepdim=True)
+
+
+def _columns(one: Operation, cloud: Float[Tensor, "b n d"], hat: Float[Tensor, "b n d"]) -> Columns:
+    """The change of the form as further queries and keys of the chosen heads, as large on each text as it shall be."""
+    q, k = columns(one.heads, one.form, cloud, hat, one.chosen)
+    if one.like is None:
+        return q, k
+    wanted = reach(*columns(one.heads, one.like.form, cloud, hat, one.chosen))
+    return q * _ratio(wanted, reach(q, k)), k
+
+
+def _carried(one: Operation, cloud: Float[Tensor, "b n d"]) -> Float[Tensor, "b c n r"]:
     """The cloud as further values, which the change of F makes displacements of."""
     assert one.content is not None
-    carried = cloud @ one.content.left
+    carried = cloud[:, None] @ one.content.left[one.chosen]
     if one.like is None or one.like.content is None:
         return carried
-    wanted = Factored(cloud @ one.like.content.left, one.like.content.right).norm()
-    return carried * _ratio(wanted, Factored(carried, one.content.right).norm())
+    left, right = one.like.content.left[one.chosen], one.like.content.right[one.chosen]
+    wanted, there = _size(cloud[:, None] @ left, right), _size(carried, one.content.right[one.chosen])
+    return carried * _ratio(wanted, there)
 
 
-def reach(q: Float[Tensor, "h n r"], k: Float[Tensor, "h n r"]) -> Float[Tensor, " h"]:
+def _size(carried: Float[Tensor, "b c n r"], right: Float[Tensor, "c r d"]) -> Float[Tensor, "b c"]:
+    return Factored(carried, right.expand(len(carried), -1, -1, -1)).norm()
+
+
+def reach(q: Float[Tensor, "*b h n r"], k: Float[Tensor, "*b h n r"]) -> Float[Tensor, "*b h"]:
     """How large scores q kᵀ are over all pairs, without what is constant along a row."""
     return Factored(q, (k - k.mean(-2, keepdim=True)).mT).norm()
 
 
-def _ratio(wanted: Float[Tensor, " h"], there: Float[Tensor, " h"]) -> Float[Tensor, "h 1 1"]:
-    return (wanted / there.clamp(min=1e-30))[:, None, None]
+def _ratio(wanted: Float[Tensor, "b c"], there: Float[Tensor, "b c"]) -> Float[Tensor, "b c 1 1"]:
+    return (wanted / there.clamp(min=1e-30))[..., None, None]
 
 
-def _written(one: Operation, mixed: Float[Tensor, "c n r"], out: Float[Tensor, "h n e"]) -> Float[Tensor, "n d"]:
+def _written(one: Operation, mixed: Float[Tensor, "b c n r"], out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b n d"]:
     """What another F adds to every token; a norm after attention gives it the scale that it gives to the layer."""
     assert one.content is not None
-    moved = (mixed.to(one.content.right) @ one.content.right[one.chosen]).sum(0)
+    moved = (mixed.to(one.content.right) @ one.content.right[one.chosen]).sum(1)
     if one.heads.after is None:
         return moved
-    total = (out @ one.heads.W_O).sum(0)
+    total = (out @ one.heads.W_O).sum(1)
     return moved * one.heads.after.scale(total if one.heads.b_O is None else total + one.heads.b_O)

@@ -1,5 +1,6 @@
 """The backward pass as attention: how the loss wants every score to change (R), for all heads from one backward pass."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,9 +59,9 @@ def reversed_attention(
     loss, pulled, wanted, at = backward(model, trace, target, position)
     norms, received = [], []
     for layer in range(trace.view.layers):
-        maps = [(r.norm(), r.abs().sum(-2)) for r in _maps(trace, layer, pulled[layer])]
-        norms.append(torch.stack([norm for norm, _ in maps]))
-        received.append(torch.stack([column for _, column in maps]))
+        told = [(r.norm(), r.abs().sum(-2)) for r in maps(trace, layer, pulled[layer])]
+        norms.append(torch.stack([norm for norm, _ in told]))
+        received.append(torch.stack([column for _, column in told]))
     norm = torch.stack(norms)
     rank = norm.flatten().argsort(descending=True).argsort().reshape(norm.shape) + 1
     values: dict[str, tuple[tuple[str, ...], Tensor]] = {
@@ -157,10 +158,12 @@ def of_one(trace: Trace, layer: int, head: int, pulled: Float[Tensor, "n d"]) ->
 
 
 @torch.no_grad()
-def _maps(trace: Trace, layer: int, pulled: Float[Tensor, "n d"]) -> Any:
+def maps(trace: Trace, layer: int, pulled: Float[Tensor, "n d"]) -> Iterator[Float[Tensor, "n n"]]:
+    """R of every head of a layer, one after the other."""
     heads, x = trace.view.heads_of(layer), trace.read_by(layer)
     projected, g = heads.read(x), at_outputs(heads, x, pulled)
-    return (_one(heads, projected, g, head) for head in range(heads.count))
+    for head in range(heads.count):
+        yield _one(heads, projected, g, head)
 
 
 def _one(heads: Heads, projected: Any, g: Float[Tensor, "h n e"], head: int) -> Float[Tensor, "n n"]:

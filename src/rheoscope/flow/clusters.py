@@ -127,7 +127,9 @@ def of_null(centred: Float[Tensor, "n d"], at: int, angle: float, draws: int, se
     found = []
     columns = centred.mT.float().contiguous()  # float32: a null is known to a few digits anyway
     for draw in range(draws):
-        y = columns.gather(-1, dealt(len(centred), centred.shape[1], seed + draw, at)).mT  # coordinates keep their means
+        y = columns.gather(
+            -1, dealt(len(centred), centred.shape[1], seed + draw, at)
+        ).mT  # coordinates keep their means
         inner = y @ y.mT
         count = torch.tensor(len(linked(cosines(inner), angle).unique()))
         found.append(torch.stack([*ranks(y, inner), two_nearest(inner), count]))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rheoscope.covers.against import Against
 from rheoscope.covers.surgery import surgery
 from rheoscope.report.dataset import save_json
 from rheoscope.shapes import RheoscopeError
@@ -96,7 +97,7 @@ def show(
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("surgery", total=None)
         tell = lambda done, total: progress.update(bar, completed=done, total=total)  # noqa: E731
-        dataset = surgery(model, text, chosen, M, F, draws=draws, progress=tell)
+        dataset = surgery(model, text, chosen, M, F, Against(draws=draws), tell)
     console.print(
         f"{model.view.facts['model']} · nats per token, {dataset.sizes['text']} pieces of text",
         style="dim",

@@ -12,12 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.mechanism import Mechanism, for_every_head
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Added, SoftCap
 from rheoscope.space.head import Heads, Turned, through
 from rheoscope.space.operator import Factored
 
-Columns = tuple[Float[Tensor, "h n r"], Float[Tensor, "h n r"]]
+Some = list[int] | slice
+"""Which heads."""
+Columns = tuple[Float[Tensor, "*b h n r"], Float[Tensor, "*b h n r"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,19 +80,25 @@ def at_offset(heads: Heads, form: Form, offset: int) -> Factored:
     return Factored(torch.cat(lefts, -1), torch.cat(rights, -1).mT)
 
 
-def columns(heads: Heads, form: Form, cloud: Float[Tensor, "n d"], hat: Float[Tensor, "n d"]) -> Columns:
-    """The form between rows of a cloud as columns of queries and of keys, whose products are its scores.
+def columns(
+    heads: Heads, form: Form, cloud: Float[Tensor, "*b n d"], hat: Float[Tensor, "*b n d"], some: Some = slice(None)
+) -> Columns:
+    """The form of `some` heads between rows of a cloud (or of several) as columns of queries and of keys, whose products are its scores.
 
     `hat` are the tokens themselves: under QK-norm a form carries the scales that their own queries and keys have.
     """
-    asking, answering = realised(heads, hat)
+    asking, answering = (scale[..., some, :, :] for scale in realised(heads, hat))
     queries, keys = [], []
     for term in form:
-        at = _places(term.turn, len(cloud), cloud.device)
-        left, right = (heads.mechanism.position.place((cloud @ W)[None], at)[0] for W in (term.left, term.right))
+        at = _places(term.turn, cloud.shape[-2], cloud.device)
+        left, right = (_placed(heads, cloud[..., None, :, :] @ W[some], at) for W in (term.left, term.right))
         queries.append(left * term.weight)
         keys.append(right)
     return torch.cat(queries, -1) * asking, torch.cat(keys, -1) * answering
+
+
+def _placed(heads: Heads, x: Float[Tensor, "*b h n r"], at: Int[Tensor, " n"]) -> Float[Tensor, "*b h n r"]:
+    return heads.mechanism.position.place(x.reshape(-1, *x.shape[-3:]), at).reshape(x.shape)
 
 
 def _places(turn: str, n: int, device: torch.device) -> Int[Tensor, " n"]:
@@ -99,20 +107,20 @@ def _places(turn: str, n: int, device: torch.device) -> Int[Tensor, " n"]:
     return {"forth": at, "back": n - 1 - at, "still": torch.zeros_like(at)}[turn]
 
 
-def realised(heads: Heads, hat: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor]:
-    """The scales (h, n, 1) that a QK-norm gives to queries and to keys; 1 where there is none."""
+def realised(heads: Heads, hat: Float[Tensor, "*b n d"]) -> tuple[Tensor, Tensor]:
+    """The scales (*b, h, n, 1) that a QK-norm gives to queries and to keys; 1 where there is none."""
     found = []
     for W, b, norm in ((heads.W_Q, heads.b_Q, heads.q_norm), (heads.W_K, heads.b_K, heads.k_norm)):
-        one = hat.new_ones(1, len(hat), 1)
+        one = hat.new_ones(len(W), hat.shape[-2], 1)
         scale = one if norm is None else norm.scale(through(heads.norm, hat, W, b, None))
-        found.append(scale if len(scale) == 1 else for_every_head(scale[None], heads.count)[0])
+        found.append(scale.repeat_interleave(heads.count // len(W), dim=-3))
     return found[0], found[1]
 
 
 def with_columns(mechanism: Mechanism, q: Tensor, k: Tensor, more: Columns) -> tuple[Mechanism, Tensor, Tensor]:
     """The mechanism, queries and keys (of every head) whose scores have the products of further columns in them, inside a cap."""
     exact = torch.promote_types(q.dtype, torch.float32)
-    queries, keys = (x[None].to(exact) for x in more)
+    queries, keys = ((x if x.ndim == 4 else x[None]).to(exact) for x in more)
     own, width = mechanism.score, queries.shape[-1]
     score = replace(own, score=Added(own.score, width)) if isinstance(own, SoftCap) else Added(own, width)
     return (

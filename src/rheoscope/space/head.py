@@ -320,8 +320,12 @@ class Head:
 
 
 def through(
-    norm: Norm, hat: Float[Tensor, "n d"], W: Float[Tensor, "g d k"], b: Float[Tensor, "g k"] | None, then: Norm | None
-) -> Float[Tensor, "g n k"]:
+    norm: Norm,
+    hat: Float[Tensor, "*b n d"],
+    W: Float[Tensor, "g d k"],
+    b: Float[Tensor, "g k"] | None,
+    then: Norm | None,
+) -> Float[Tensor, "*b g n k"]:
     """Queries, keys or values from x̂: through the gain and the matrix, with the biases and the QK-norm where there are any.
 
     x̂ is centred where the norm centres, so C is left out; one product serves all heads.
@@ -329,7 +333,7 @@ def through(
     W = W.to(hat.dtype)
     u = hat if norm.gain is None else hat * norm.gain.to(hat.dtype)
     u = u if norm.bias is None else u + norm.bias.to(hat.dtype)
-    y = (u @ W.mT.flatten(0, 1).mT).unflatten(-1, (len(W), -1)).transpose(0, 1)
+    y = (u @ W.mT.flatten(0, 1).mT).unflatten(-1, (len(W), -1)).transpose(-3, -2)
     y = y if b is None else y + b.to(W.dtype)[:, None]
     return y if then is None else then.hat(y) * (1.0 if then.gain is None else then.gain.to(W.dtype))
 
@@ -352,14 +356,19 @@ def apart(
 
 
 def of_head(mechanism: Mechanism, head: int) -> Mechanism:
-    """The mechanism of one head alone: a sink, slopes or a table of every head become those of that head."""
-    normaliser, position, one = mechanism.normaliser, mechanism.position, slice(head, head + 1)
+    """The mechanism of one head alone."""
+    return of_heads(mechanism, [head])
+
+
+def of_heads(mechanism: Mechanism, some: list[int]) -> Mechanism:
+    """The mechanism of some heads: a sink, slopes or a table of every head become those of these heads."""
+    normaliser, position = mechanism.normaliser, mechanism.position
     if isinstance(normaliser, Sink) and isinstance(normaliser.sink, Tensor):
-        normaliser = Sink(normaliser.sink[one])
+        normaliser = Sink(normaliser.sink[some])
     if isinstance(position, ALiBi):
-        position = ALiBi(position.slopes[one])
+        position = ALiBi(position.slopes[some])
     elif isinstance(position, Buckets):
-        position = replace(position, table=position.table[:, one])
+        position = replace(position, table=position.table[:, some])
     return replace(mechanism, normaliser=normaliser, position=position)
 
 

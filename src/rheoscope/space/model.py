@@ -43,6 +43,20 @@ class Model(Protocol):
         """Logits (n, vocabulary) with heads edited and points changed; everything is undone on exit."""
         ...
 
+    def run_batch(
+        self,
+        ids: Tensor,
+        edit: Edits | None = None,
+        hooks: Mapping[str, Hook] | None = None,
+        given: Sequence[Any] = (),
+    ) -> Tensor:
+        """Logits (b, n, vocabulary) of ids (b, n), as `run`; blocks whose outputs are `given` are not computed again."""
+        ...
+
+    def passed(self, ids: Tensor) -> list[Any]:
+        """What every block gives for ids (b, n), for `given`."""
+        ...
+
     def gradients(self, text: Text, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """A scalar of the logits, and its gradient at every step of the stream."""
         ...

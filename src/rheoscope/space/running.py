@@ -14,7 +14,7 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
 from rheoscope.space.model import Edits, Hook, Text
-from rheoscope.space.stream import Description, changing, gathering, taps, watching
+from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -106,6 +106,37 @@ class Running(ABC):
         ids = self.ids(text)[None].to(self.device)
         with self.editing(edit or {}), changing(self.said, hooks or {}):
             return self.call(ids, None)[0]
+
+    def run_batch(
+        self,
+        ids: Int[Tensor, "b n"],
+        edit: Edits | None = None,
+        hooks: Mapping[str, Hook] | None = None,
+        given: Sequence[Any] = (),
+    ) -> Float[Tensor, "b n vocabulary"]:
+        """Logits of texts of one length, side by side, with heads edited and points changed as in `run`.
+
+        `given=model.passed(ids)[:5]`: the first five blocks give what they gave there and are not computed again, which is exact
+        as long as nothing changes before the sixth.
+        """
+        self._refuse_pairs()
+        layers = [at if isinstance(at, int) else at[0] for at in edit or {}]
+        check_given(self.said, given, layers, hooks or {})
+        with self.editing(edit or {}), resuming(self.said, given), changing(self.said, hooks or {}):
+            return self.call(ids.to(self.device), None)
+
+    @torch.no_grad()
+    def passed(self, ids: Int[Tensor, "b n"]) -> list[Any]:
+        """What every block gives for texts of one length, as the network itself passes it on: see `run_batch`."""
+        self._refuse_pairs()
+        kept: list[Any] = []
+        with keeping(self.said, kept):
+            self.pass_through(ids.to(self.device), None)
+        return kept
+
+    def _refuse_pairs(self) -> None:
+        if self.view.crossing:
+            raise RheoscopeError("this model reads pairs of texts, one at a time; type model.run((source, target))")
 
     def gradients(self, text: Text, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Float[Tensor, "n d"]]]:
         """A scalar `of` the logits (n, vocabulary), and its gradient at every step of the stream that the model reads.

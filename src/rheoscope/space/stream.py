@@ -1,6 +1,6 @@
 """The stream of a model that runs: where it can be seen, watching it and changing it by plain hooks, taken away on exit."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -122,6 +122,50 @@ def changing(said: Description, hooks: Mapping[str, Hook]) -> Iterator[None]:
             if tap.label in hooks:
                 stack.enter_context(_changed(before, tap, partial(_asked, tap.label, hooks[tap.label])))
         yield
+
+
+@contextmanager
+def keeping(said: Description, kept: list[Any]) -> Iterator[None]:
+    """While the model runs, keep what every block gives, as it gives it."""
+    with ExitStack() as stack:
+        for layer in said.layers:
+            keep = layer[-1].module.register_forward_hook(lambda module, args, out: kept.append(out))
+            stack.enter_context(_removed(keep))
+        yield
+
+
+@contextmanager
+def resuming(said: Description, given: Sequence[Any]) -> Iterator[None]:
+    """While the model runs, its first blocks give what they gave before and compute nothing."""
+    with ExitStack() as stack:
+        for layer, out in zip(said.layers, given, strict=False):
+            stack.enter_context(_giving(layer[-1].module, out))
+        yield
+
+
+@contextmanager
+def _giving(module: nn.Module, out: Any) -> Iterator[None]:
+    """A module whose `forward` answers with `out`; what it computes itself comes back on exit."""
+    held = vars(module).get("forward")
+    vars(module)["forward"] = lambda *args, **kwargs: out
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if held is not None:
+            vars(module)["forward"] = held
+
+
+def check_given(said: Description, given: Sequence[Any], edited: Iterable[int], labels: Iterable[str]) -> None:
+    """Refuse changes of what is not computed again: layers whose blocks are given, and the steps inside of them."""
+    inside = {tap.label for layer in said.layers[: len(given)] for tap in layer[:-1]}
+    if given:
+        inside.add(said.start.label)
+    lost = [f"layer {layer}" for layer in edited if layer < len(given)] + [name for name in labels if name in inside]
+    if lost:
+        raise RheoscopeError(
+            f"{lost[0]} cannot be changed: the first {len(given)} blocks are given and not computed again; type given=() or fewer"
+        )
 
 
 def _asked(label: str, hook: Hook, x: Tensor) -> Tensor:

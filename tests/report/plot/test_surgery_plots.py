@@ -20,7 +20,7 @@ def found() -> dict[str, Any]:
     model = rs.load()
     trace = model.trace("The keys to the cabinet are")
     return {
-        "surgery": rs.surgery(model, TEXT, heads=2, M="symmetric", window=12),
+        "surgery": rs.surgery(model, rs.pieces(model, TEXT, 12), heads=2, M="symmetric"),
         "reversed_attention": rs.reversed_attention(model, trace, " on"),
         "patching": rs.attention_patching(model, trace, " on", (0.1, -0.1, 0.0)),
         "faithfulness": rs.faithfulness(
