@@ -29,16 +29,41 @@ def in_notebook(picture: Picture) -> Any:
         specs=specs(rows),
         subplot_titles=titles,
         row_heights=heights,
-        vertical_spacing=min(80 / (120 + 280 * sum(heights)), 0.9 / len(rows)),
+        vertical_spacing=min(110 / (160 + 310 * sum(heights)), 0.9 / len(rows)),
     )
-    for panel, row, column in placed:
+    for at, (panel, row, column) in enumerate(placed):
+        legend = "legend" if panel.cells else f"legend{at + 2}"
         for mark in panel.marks:
-            put(figure, mark, panel, row, column)
+            put(figure, mark, panel, row, column, legend)
         figure.update_xaxes(**axis_of(panel.x, panel, "x"), row=row, col=column)
         figure.update_yaxes(**axis_of(panel.y, panel, "y"), row=row, col=column)
-    title = {"text": escaped(picture.title), "x": 0.01, "font": {"color": INK}}
-    figure.update_layout(template="plotly_white", title=title, height=120 + 280 * sum(heights), showlegend=False)
+        if not panel.cells and len(panel.key) > 1:
+            lay_key(figure, panel, at, row, column)
+    each_once(figure)
+    title = {"text": escaped(picture.title), "x": 0.01, "y": 0.99, "yanchor": "top", "font": {"color": INK}}
+    below = {"orientation": "h", "x": 0, "y": 0, "yanchor": "top", "yref": "container"}
+    figure.update_layout(template="plotly_white", title=title, height=160 + 310 * sum(heights), legend=below)
     return figure
+
+
+def lay_key(figure: Any, panel: Panel, at: int, row: int, column: int) -> None:
+    """The key of a panel between its title and its axes; the title moves up by as many lines as the key takes."""
+    place = figure.get_subplot(row, column)
+    wide = 300 * panel.columns
+    lines = -(-sum(34 + 5.5 * len(name) for name in panel.key) // wide)
+    font = {"size": 9, "color": MUTED}
+    spot = {"x": place.xaxis.domain[0], "y": place.yaxis.domain[1], "xanchor": "left", "yanchor": "bottom"}
+    figure.layout[f"legend{at + 2}"] = spot | {"orientation": "h", "font": font, "bgcolor": "rgba(0,0,0,0)"}
+    figure.layout.annotations[at].yshift = 17 * lines
+
+
+def each_once(figure: Any) -> None:
+    """A name stands once in a key, whoever has it."""
+    seen: set[tuple[str, str]] = set()
+    for trace in figure.data:
+        if trace.showlegend:
+            trace.showlegend = (trace.legend, trace.name) not in seen
+            seen.add((trace.legend, trace.name))
 
 
 def specs(rows: list[list[Panel]]) -> list[list[dict[str, int] | None]]:
@@ -52,7 +77,7 @@ def specs(rows: list[list[Panel]]) -> list[list[dict[str, int] | None]]:
     return table
 
 
-def put(figure: Any, mark: Any, panel: Panel, row: int, column: int) -> None:
+def put(figure: Any, mark: Any, panel: Panel, row: int, column: int, legend: str) -> None:
     from plotly import graph_objects as go
 
     if isinstance(mark, Word):
@@ -69,7 +94,12 @@ def put(figure: Any, mark: Any, panel: Panel, row: int, column: int) -> None:
         drawn = heat(mark, panel)
     else:
         drawn = line(mark, panel)
+    named = getattr(mark, "name", "") in panel.key and (panel.cells or len(panel.key) > 1)
+    drawn.update(showlegend=named, **({"legend": legend} if named else {}))
     figure.add_trace(drawn, row=row, col=column)
+    for at in mark.marked if isinstance(mark, Cells) and not len(mark.texts) else ():
+        frame = {"x0": at[1] - 0.5, "x1": at[1] + 0.5, "y0": at[0] - 0.5, "y1": at[0] + 0.5}
+        figure.add_shape(type="rect", **frame, line={"color": INK, "width": 1.5}, row=row, col=column)
 
 
 def line(mark: Line, panel: Panel) -> Any:
@@ -77,11 +107,13 @@ def line(mark: Line, panel: Panel) -> Any:
 
     names = [escaped(panel.x.names[int(x)]) if panel.x.names else x for x in mark.x]
     template = "%{customdata}: %{y:.4g}" if not mark.tip else escaped(mark.tip)
+    template = None if panel.cells else template
     return go.Scatter(
         x=list(mark.x), y=list(mark.y), name=escaped(mark.name), customdata=names, hovertemplate=template,
         mode="markers" if mark.style == "dots" else "lines",
         line={"color": colour_of(mark.colour), "dash": "dash" if mark.style == "dashed" else "solid", "width": 1 if mark.tip else 2},
-        marker={"color": colour_of(mark.colour), "size": 6},
+        marker={"color": colour_of(mark.colour), "size": 6, "line": {"color": PAPER, "width": 1.0 * panel.cells}},
+        hoverinfo="skip" if panel.cells else None,
     )  # fmt: skip
 
 
@@ -100,11 +132,10 @@ def heat(cells: Cells, panel: Panel) -> Any:
 
 def axis_of(axis: Axis, panel: Panel, direction: str) -> dict[str, Any]:
     """An axis in plotly's words."""
-    cells = any(isinstance(mark, Cells) for mark in panel.marks)
     told: dict[str, Any] = {"title": {"text": escaped(axis.label), "font": {"size": 11, "color": MUTED}}}
     if axis.log:
         told |= {"type": "log"}
-    elif cells and direction == "y":
+    elif panel.cells and direction == "y":
         told |= {"autorange": "reversed"}
     else:
         told |= {"range": list(panel.span(direction))}

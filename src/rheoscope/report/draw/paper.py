@@ -25,7 +25,17 @@ def on_paper(picture: Picture) -> "Figure":
                 draw(figure.add_subplot(grid[at, left : left + panel.columns]), panel)
                 left += panel.columns
         figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11)
+        if picture.key:
+            share_key(figure, picture)
     return figure
+
+
+def share_key(figure: "Figure", picture: Picture) -> None:
+    """What stands on the maps, once for all of them, below."""
+    from matplotlib.lines import Line2D
+
+    dots = [Line2D([], [], marker="o", linestyle="", color=colour_of(colour)) for colour, _ in picture.key.values()]
+    figure.legend(dots, list(picture.key), loc="outside lower left", ncols=8, frameon=False, fontsize=7)
 
 
 def draw(axes: "Axes", panel: Panel) -> None:
@@ -37,12 +47,15 @@ def draw(axes: "Axes", panel: Panel) -> None:
 
 def put(axes: "Axes", mark: Line | Shape | Cells | Word) -> None:
     if isinstance(mark, Line):
+        ring = {"markeredgecolor": PAPER, "markeredgewidth": 0.7} if axes.images else {}
         look = {"solid": "-", "dashed": "--", "dots": "o"}[mark.style]
         width = 0.8 if mark.tip else 1.6
         label = "" if mark.tip else mark.name
-        axes.plot(mark.x, mark.y, look, color=colour_of(mark.colour), label=label, linewidth=width, markersize=3.5)
+        axes.plot(
+            mark.x, mark.y, look, color=colour_of(mark.colour), label=label, linewidth=width, markersize=3.5, **ring
+        )
     elif isinstance(mark, Shape):
-        axes.fill(mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0)
+        axes.fill(mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0, label=mark.name)
     elif isinstance(mark, Word):
         side = {"left": "right", "right": "left", "middle": "center"}[mark.side]
         axes.text(mark.x, mark.y, plain(mark.text), ha=side, va="center", fontsize=7, color=INK)
@@ -81,11 +94,11 @@ def dress(axes: "Axes", panel: Panel) -> None:
     ):
         if axis.log:
             set_scale("log")
-        elif not any(isinstance(mark, Cells) for mark in panel.marks):
+        elif not panel.cells:
             limits(*panel.span("x" if axis is panel.x else "y"))
         label(which, axis)
     axes.spines[["left", "bottom"]].set_visible(not panel.y.bare)
-    if len(panel.key) > 1:
+    if len(panel.key) > 1 and not panel.cells:
         axes.legend(frameon=False, fontsize=7)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture
-from rheoscope.report.plot.heads import head_map
+from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
@@ -26,11 +26,11 @@ MAPS = {
 }
 
 
-def picture_agreement(dataset: "xarray.Dataset") -> Picture:
+def picture_agreement(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Maps of all heads, and medians over depth beside the null."""
     beyond = frozenset((int(a), int(b)) for a, b in np.argwhere(dataset.q_value.values <= 0.05))
     maps = [
-        head_map(title, dataset[name].attrs["definition"], dataset[name].values, marked=framed)
+        head_map(title, dataset[name].attrs["definition"], dataset[name].values, marked=framed, types=types)
         for (name, title), framed in zip(MAPS.items(), (frozenset(), beyond, frozenset(), frozenset()), strict=True)
     ]
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
@@ -42,16 +42,15 @@ def picture_agreement(dataset: "xarray.Dataset") -> Picture:
         Line("with the embedding", at, dataset.agreement_embedding.median("head").values, "third"),
     )
     about = "Median over the heads of a layer. " + dataset.agreement.attrs["definition"]
-    return Picture(
-        "Does attention read similarity?", CAPTION, (*maps, Panel("Over depth", about, lines, Axis("", layers)))
-    )
+    over = Panel("Over depth", about, lines, Axis("", layers))
+    return Picture("Does attention read similarity?", CAPTION + TYPED * (types is not None), (*maps, over))
 
 
-def plot_agreement(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_agreement(dataset))
+def plot_agreement(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
+    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
+    return on_paper(picture_agreement(dataset, types))
 
 
-def interactive_agreement(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_agreement(dataset))
+def interactive_agreement(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
+    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
+    return in_notebook(picture_agreement(dataset, types))
