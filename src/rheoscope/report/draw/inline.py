@@ -25,6 +25,8 @@ COLUMN, ROW, GAP = 360, 236, 28
 TOP, RIGHT, BOTTOM = 10, 12, 36
 LETTER = 6.2
 """Mean width of a letter of 11 units."""
+LONGEST = 20
+"""Letters of a name on the left; the rest is cut."""
 
 
 class Frame:
@@ -193,11 +195,15 @@ def axes(frame: Frame) -> str:
         y = frame.y(value)
         if not frame.cells:
             drawn.append(f'<line class="grid" x1="{frame.left}" x2="{edge}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        drawn.append(f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
+        drawn.append(
+            f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(_short(text, LONGEST))}</text>'
+        )
     names = [frame.panel.x.names[at] for at in thinned(frame.panel.x, len(frame.panel.x.names) or 1)]
     longest = max(map(len, names), default=3)
     for value, text in _labels(frame.panel.x, frame.xs, _room(edge - frame.left, (longest + 1) * LETTER)):
-        drawn.append(f'<text x="{frame.x(value):.1f}" y="{foot + 15}" text-anchor="middle">{escape(text)}</text>')
+        half = len(text) * LETTER / 2
+        x = min(max(frame.x(value), half), frame.width - half)  # a long word at the edge stays on the sheet
+        drawn.append(f'<text x="{x:.1f}" y="{foot + 15}" text-anchor="middle">{escape(text)}</text>')
     middle = (frame.left + edge) / 2
     name = escape(frame.panel.x.label)
     drawn.append(f'<text class="axis" x="{middle:.0f}" y="{frame.height - 5}" text-anchor="middle">{name}</text>')
@@ -243,7 +249,7 @@ def _margin(panel: Panel) -> int:
     if panel.y.bare:
         return 26 if panel.y.label else 10
     longest = max((len(name) for name in panel.y.names), default=5)
-    return round(min(longest, 14) * LETTER) + (26 if panel.y.label else 12)
+    return round(min(longest, LONGEST) * LETTER) + (26 if panel.y.label else 12)
 
 
 def _at(frame: Frame, x: float, y: float) -> tuple[float, float]:

@@ -22,39 +22,52 @@ def in_notebook(picture: Picture) -> Any:
         for at, row in enumerate(rows)
         for k, panel in enumerate(row)
     ]
-    titles = [escaped(panel.title) for panel, _, _ in placed]
     figure = make_subplots(
         len(rows),
         3,
         specs=specs(rows),
-        subplot_titles=titles,
+        subplot_titles=[escaped(panel.title) for panel, _, _ in placed],
         row_heights=heights,
-        vertical_spacing=min(110 / (160 + 310 * sum(heights)), 0.9 / len(rows)),
+        horizontal_spacing=between(picture),
+        vertical_spacing=min(130 / (160 + 310 * sum(heights)), 0.9 / len(rows)),
     )
     for at, (panel, row, column) in enumerate(placed):
-        legend = "legend" if panel.cells else f"legend{at + 2}"
         for mark in panel.marks:
-            put(figure, mark, panel, row, column, legend)
+            put(figure, mark, panel, row, column, "legend" if panel.cells else f"legend{at + 2}")
         figure.update_xaxes(**axis_of(panel.x, panel, "x"), row=row, col=column)
         figure.update_yaxes(**axis_of(panel.y, panel, "y"), row=row, col=column)
-        if not panel.cells and len(panel.key) > 1:
-            lay_key(figure, panel, at, row, column)
+        head(figure, panel, at, figure.get_subplot(row, column))
     each_once(figure)
     title = {"text": escaped(picture.title), "x": 0.01, "y": 0.99, "yanchor": "top", "font": {"color": INK}}
-    below = {"orientation": "h", "x": 0, "y": 0, "yanchor": "top", "yref": "container"}
+    below = {"orientation": "h", "x": 0, "y": 0.005, "yanchor": "bottom", "yref": "container"}
     figure.update_layout(template="plotly_white", title=title, height=160 + 310 * sum(heights), legend=below)
     return figure
 
 
-def lay_key(figure: Any, panel: Panel, at: int, row: int, column: int) -> None:
-    """The key of a panel between its title and its axes; the title moves up by as many lines as the key takes."""
-    place = figure.get_subplot(row, column)
-    wide = 300 * panel.columns
-    lines = -(-sum(34 + 5.5 * len(name) for name in panel.key) // wide)
-    font = {"size": 9, "color": MUTED}
-    spot = {"x": place.xaxis.domain[0], "y": place.yaxis.domain[1], "xanchor": "left", "yanchor": "bottom"}
-    figure.layout[f"legend{at + 2}"] = spot | {"orientation": "h", "font": font, "bgcolor": "rgba(0,0,0,0)"}
-    figure.layout.annotations[at].yshift = 17 * lines
+def between(picture: Picture) -> float:
+    """Room between panels for the names on the left of them."""
+    longest = max((len(name) for panel in picture.panels for name in panel.y.names), default=0)
+    return min(0.05 + 0.006 * min(longest, 16), 0.14)
+
+
+def head(figure: Any, panel: Panel, at: int, place: Any) -> None:
+    """The title of a panel on its left, and its key: in the line below where it fits, else inside."""
+    (left, right), top = place.xaxis.domain, place.yaxis.domain[1]
+    figure.layout.annotations[at].update(x=left, xanchor="left", yshift=22, font={"size": 13, "color": INK})
+    if panel.cells or len(panel.key) < 2:
+        return
+    fits = sum(42 + 5 * len(name) for name in panel.key) < 1000 * (right - left)
+    spot = (
+        {"x": left, "xanchor": "left", "yanchor": "bottom"}
+        if fits
+        else {"x": right, "xanchor": "right", "yanchor": "top"}
+    )
+    look = {
+        "orientation": "h" if fits else "v",
+        "font": {"size": 10, "color": INK},
+        "bgcolor": "rgba(255,255,255,0.6)",
+    }
+    figure.layout[f"legend{at + 2}"] = spot | look | {"y": top}
 
 
 def each_once(figure: Any) -> None:
@@ -109,7 +122,7 @@ def line(mark: Line, panel: Panel) -> Any:
     template = "%{customdata}: %{y:.4g}" if not mark.tip else escaped(mark.tip)
     template = None if panel.cells else template
     return go.Scatter(
-        x=list(mark.x), y=list(mark.y), name=escaped(mark.name), customdata=names, hovertemplate=template,
+        x=list(mark.x) or [None], y=list(mark.y) or [None], name=escaped(mark.name), customdata=names, hovertemplate=template,
         mode="markers" if mark.style == "dots" else "lines",
         line={"color": colour_of(mark.colour), "dash": "dash" if mark.style == "dashed" else "solid", "width": 1 if mark.tip else 2},
         marker={"color": colour_of(mark.colour), "size": 6, "line": {"color": PAPER, "width": 1.0 * panel.cells}},

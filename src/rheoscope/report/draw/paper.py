@@ -47,12 +47,13 @@ def draw(axes: "Axes", panel: Panel) -> None:
 
 def put(axes: "Axes", mark: Line | Shape | Cells | Word) -> None:
     if isinstance(mark, Line):
+        size = 5 if axes.images else 3.5
         ring = {"markeredgecolor": PAPER, "markeredgewidth": 0.7} if axes.images else {}
         look = {"solid": "-", "dashed": "--", "dots": "o"}[mark.style]
         width = 0.8 if mark.tip else 1.6
         label = "" if mark.tip else mark.name
         axes.plot(
-            mark.x, mark.y, look, color=colour_of(mark.colour), label=label, linewidth=width, markersize=3.5, **ring
+            mark.x, mark.y, look, color=colour_of(mark.colour), label=label, linewidth=width, markersize=size, **ring
         )
     elif isinstance(mark, Shape):
         axes.fill(mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0, label=mark.name)
@@ -95,11 +96,14 @@ def dress(axes: "Axes", panel: Panel) -> None:
         if axis.log:
             set_scale("log")
         elif not panel.cells:
-            limits(*panel.span("x" if axis is panel.x else "y"))
+            low, high = panel.span("x" if axis is panel.x else "y")
+            air = 0.02 * (high - low) if axis.names else 0.0
+            limits(low - air, high + air)
         label(which, axis)
     axes.spines[["left", "bottom"]].set_visible(not panel.y.bare)
     if len(panel.key) > 1 and not panel.cells:
-        axes.legend(frameon=False, fontsize=7)
+        above = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "ncols": 8} if panel.columns == 3 else {}
+        axes.legend(frameon=False, fontsize=7, **above)
 
 
 def label(which: object, axis: Axis) -> None:

@@ -20,8 +20,10 @@ COLOURS = {
     "uniform": "null",
 }
 """The colour of a type of head on every map; a mixed head has none."""
-TYPED = " Dots are the types of heads (`head_types`); heads without one are mixed."
+TYPED = " Dots are types of heads; heads without one are mixed."
 """What a caption adds where maps are coloured by type."""
+MIXED = "#c9cfda"
+"""The colour of mixed heads where every head has one."""
 
 
 def head_map(
