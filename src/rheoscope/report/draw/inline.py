@@ -249,7 +249,7 @@ def _margin(panel: Panel) -> int:
     if panel.y.bare:
         return 26 if panel.y.label else 10
     longest = max((len(name) for name in panel.y.names), default=5)
-    return round(min(longest, LONGEST) * LETTER) + (26 if panel.y.label else 12)
+    return round(min(longest, LONGEST) * LETTER) + (28 if panel.y.label else 16)
 
 
 def _at(frame: Frame, x: float, y: float) -> tuple[float, float]:

@@ -119,8 +119,7 @@ def line(mark: Line, panel: Panel) -> Any:
     from plotly import graph_objects as go
 
     names = [escaped(panel.x.names[int(x)]) if panel.x.names else x for x in mark.x]
-    template = "%{customdata}: %{y:.4g}" if not mark.tip else escaped(mark.tip)
-    template = None if panel.cells else template
+    template = None if panel.cells else escaped(mark.tip) or "%{customdata}: %{y:.4g}"
     return go.Scatter(
         x=list(mark.x) or [None], y=list(mark.y) or [None], name=escaped(mark.name), customdata=names, hovertemplate=template,
         mode="markers" if mark.style == "dots" else "lines",

@@ -1,6 +1,6 @@
 """Pictures for papers: matplotlib."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
 from rheoscope.report.style import INK, MUTED, PAPER, new_figure, styled
@@ -48,7 +48,7 @@ def draw(axes: "Axes", panel: Panel) -> None:
 def put(axes: "Axes", mark: Line | Shape | Cells | Word) -> None:
     if isinstance(mark, Line):
         size = 5 if axes.images else 3.5
-        ring = {"markeredgecolor": PAPER, "markeredgewidth": 0.7} if axes.images else {}
+        ring: dict[str, Any] = {"markeredgecolor": PAPER, "markeredgewidth": 0.7} if axes.images else {}
         look = {"solid": "-", "dashed": "--", "dots": "o"}[mark.style]
         width = 0.8 if mark.tip else 1.6
         label = "" if mark.tip else mark.name
@@ -99,17 +99,19 @@ def dress(axes: "Axes", panel: Panel) -> None:
             low, high = panel.span("x" if axis is panel.x else "y")
             air = 0.02 * (high - low) if axis.names else 0.0
             limits(low - air, high + air)
-        label(which, axis)
+        label(which, axis, 16 if panel.columns == 3 or axis is panel.y else 12)
     axes.spines[["left", "bottom"]].set_visible(not panel.y.bare)
     if len(panel.key) > 1 and not panel.cells:
-        above = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "ncols": 8} if panel.columns == 3 else {}
+        above: dict[str, Any] = (
+            {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "ncols": 8} if panel.columns == 3 else {}
+        )
         axes.legend(frameon=False, fontsize=7, **above)
 
 
-def label(which: object, axis: Axis) -> None:
+def label(which: object, axis: Axis, most: int) -> None:
     which.set_label_text(axis.label, color=MUTED)  # type: ignore[attr-defined]
     if axis.bare:
         which.set_ticks([])  # type: ignore[attr-defined]
     elif axis.names:
-        at = thinned(axis, 12 if len(axis.names) <= 40 else 8)
+        at = thinned(axis, most if len(axis.names) <= 40 else 8)
         which.set_ticks(at, [plain(axis.names[i]) for i in at])  # type: ignore[attr-defined]

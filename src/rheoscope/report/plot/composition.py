@@ -7,7 +7,8 @@ import numpy as np
 
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, number
+from rheoscope.report.picture import Axis, Cells, Line, Mark, Panel, Picture, Word, number
+from rheoscope.report.plot.bars import bars
 from rheoscope.report.plot.heads import COLOURS, MIXED, kinds_of, said
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def graph(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     about = f"The {len(pairs) // len(KINDS)} strongest pairs of each kind, the first bold; dots are heads, named where they take part."
     x = Axis("", tuple(f"L{at}" for at in range(layer.max() + 1)), low=-0.3, high=layer.max() + 0.3)
     y = Axis("", tuple(f"H{at}" for at in reversed(range(heads))), low=-0.6, high=heads - 0.4)
-    marks = (*bold, *arcs, *spots(layer, height, kinds), *words, *key(kinds))
+    marks: tuple[Mark, ...] = (*bold, *arcs, *spots(layer, height, kinds), *words, *key(kinds))
     return Panel("The graph of heads", about, marks, x, y, columns=3, height=max(LEAST_ROWS, heads) * 40 / 236)
 
 
@@ -122,16 +123,9 @@ def between_layers(dataset: "xarray.Dataset", kind: str) -> Panel:
 def falling(dataset: "xarray.Dataset", kind: str) -> Panel:
     """A bar for each of the strongest pairs, the strongest on top."""
     names, (title, colour) = [str(name) for name in dataset.head_from.values], KINDS[kind]
-    bars, labels = [], []
-    for place, (_, a, b, score) in enumerate(reversed([pair for pair in strongest(dataset) if pair[0] == kind])):
-        x, y = [0.0, score, score, 0.0], [place - 0.36, place - 0.36, place + 0.36, place + 0.36]
-        labels.append(f"{names[a]} → {names[b]}")
-        bars.append(Shape("", x, y, colour, 0.85, f"{labels[-1]}: {number(score)}"))
+    table = [(f"{names[a]} → {names[b]}", score) for one, a, b, score in strongest(dataset) if one == kind]
     about = f"{dataset.top_score.attrs['definition']}. {dataset[kind].attrs['definition']}."
-    high = max(0.6, (len(bars) * 19 + 56) / 236)
-    return Panel(
-        f"{title}, strongest pairs", about, tuple(bars), Axis("above random"), Axis("", tuple(labels)), height=high
-    )
+    return bars(f"{title}, strongest pairs", about, table, "above random", (colour, "null"))
 
 
 def plot_composition(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":

@@ -54,7 +54,7 @@ def against(dataset: "xarray.Dataset") -> Panel:
             "dots",
             f"{names[at]}: rollout {number(float(x[at]))}, derivative {number(float(y[at]))}",
         )
-        for at in np.flatnonzero((x > 0) & (y > 0))
+        for at in np.flatnonzero((x > 0) & (y > 0)).tolist()
         if at != query
     )
     about = (

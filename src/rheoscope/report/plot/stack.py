@@ -6,7 +6,7 @@ import numpy as np
 
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, number
+from rheoscope.report.picture import Axis, Cells, Line, Mark, Panel, Picture, Shape, number
 
 if TYPE_CHECKING:
     import xarray
@@ -39,7 +39,7 @@ def curve(dataset: "xarray.Dataset") -> Panel:
         Line(name, used, dataset[field].mean("layer").values, colour, style)
         for field, (name, colour, style) in CURVES.items()
     )
-    marks = (Shape("", *band, "first", 0.13, "best first: the band of all layers"), *lines)
+    marks: tuple[Mark, ...] = (Shape("", *band, "first", 0.13, "best first: the band of all layers"), *lines)
     return Panel("Distances recovered (RSA)", dataset.recovered.attrs["definition"], marks, _heads(), Axis(high=1.03))
 
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import Axis, Cells, Panel, Picture, Shape, number
+from rheoscope.report.picture import Axis, Cells, Panel, Picture, number
+from rheoscope.report.plot.bars import bars
 
 if TYPE_CHECKING:
     import xarray
@@ -54,34 +55,25 @@ def table(dataset: "xarray.Dataset") -> Panel:
 def gathered(dataset: "xarray.Dataset") -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
     """The table with at most MOST components a side and the rest: its sum is the sum of all."""
     values, names = dataset.contribution.values, np.array([str(name) for name in dataset["from"].values])
+    sides: list[tuple[str, ...]] = []
     for axis in (0, 1):
         weight = np.abs(values).sum(1 - axis)
         first = np.sort(np.argsort(-weight, kind="stable")[:MOST])
         others = np.setdiff1d(np.arange(len(weight)), first)
         left = np.take(values, others, axis).sum(axis, keepdims=True)
         values = np.concatenate([np.take(values, first, axis), *([left] if len(others) else [])], axis)
-        kept = (*names[first].tolist(), *([REST] if len(others) else []))
-        queries, keys = (kept, ()) if axis == 0 else (queries, kept)
-    return values, queries, keys
+        sides.append((*names[first].tolist(), *([REST] if len(others) else [])))
+    return values, sides[0], sides[1]
 
 
 def pairs(dataset: "xarray.Dataset") -> Panel:
     """A bar for each of the strongest pairs, the strongest on top."""
-    values = dataset.contribution.values
-    names = [str(name) for name in dataset["from"].values]
+    values, names = dataset.contribution.values, [str(name) for name in dataset["from"].values]
     order = np.argsort(-np.abs(values).ravel(), kind="stable")[:PAIRS]
-    bars, said = [], []
-    for place, at in enumerate(order[::-1]):
-        a, b = divmod(int(at), values.shape[1])
-        value = float(values[a, b])
-        x, y = [0.0, value, value, 0.0], [place - 0.36, place - 0.36, place + 0.36, place + 0.36]
-        said.append(f"{names[a]} × {names[b]}")
-        bars.append(Shape("", x, y, "first" if value >= 0 else "second", 0.85, f"{said[-1]}: {number(value)}"))
+    places = [divmod(int(at), values.shape[1]) for at in order]
+    table = [(f"{names[a]} × {names[b]}", float(values[a, b])) for a, b in places]
     about = "What the strongest pairs add to the score: the query's component × the key's component."
-    high = max(1.4, (len(order) * 19 + 60) / 236)
-    return Panel(
-        "The strongest pairs", about, tuple(bars), Axis("added to the score"), Axis("", tuple(said)), height=high
-    )
+    return bars("The strongest pairs", about, table, "added to the score")
 
 
 def plot_why(dataset: "xarray.Dataset") -> "Figure":
