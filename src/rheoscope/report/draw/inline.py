@@ -161,7 +161,8 @@ def cell(mark: Cells, row: int, column: int, shade: float, box: tuple[float, flo
 def word(frame: Frame, mark: Word) -> str:
     anchor, shift = {"left": ("end", -6), "right": ("start", 6), "middle": ("middle", 0)}[mark.side]
     x, y = frame.x(float(mark.x)) + shift, frame.y(float(mark.y)) + 4
-    return f'<text class="word" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(_short(mark.text, 18))}</text>'
+    text = _short(mark.text, 18 if mark.side != "middle" else int(frame.width / LETTER) - 2)
+    return f'<text class="word" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def hits(frame: Frame) -> str:
