@@ -7,6 +7,7 @@ notebooks, SVG for pages. So all three show the same numbers.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -218,6 +219,21 @@ def number(value: float) -> str:
     if not math.isfinite(value):
         return "none" if math.isnan(value) else "∞"
     return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+def in_words(values: Sequence[float]) -> list[str]:
+    """Evenly spaced numbers with as many digits as tell them apart.
+
+    >>> in_words([0.0, 0.5, 1.0]), in_words([2.395, 2.4, 2.405]), in_words([0.0, 1e6])
+    (['0', '0.5', '1'], ['2.395', '2.400', '2.405'], ['0', '1e+06'])
+    """
+    words = [number(value) for value in values]
+    apart = min((b - a for a, b in pairwise(values)), default=1.0)
+    if len(set(words)) == len(words) and all(
+        abs(float(w) - v) < 1e-3 * apart for w, v in zip(words, values, strict=True)
+    ):
+        return words
+    return [f"{value:.{max(0, -math.floor(math.log10(apart)))}f}" for value in values]
 
 
 def thinned(axis: Axis, most: int) -> list[int]:

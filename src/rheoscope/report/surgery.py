@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.covers.surgery import surgery
 from rheoscope.report.dataset import save_json
 from rheoscope.report.page import Page
+from rheoscope.report.plot.surgery import heads_of as changed
 from rheoscope.report.plot.surgery import picture_surgery
 from rheoscope.shapes import RheoscopeError
 
@@ -65,7 +66,7 @@ def sentences(dataset: "xarray.Dataset") -> list[str]:
     before = float((dataset.loss_before * dataset.tokens).sum() / dataset.tokens.sum())
     cost = dataset.cost.to_series().to_dict()
     said = [
-        f"The loss is {before:.3f} nats per token; with {dataset.attrs['replaces']} in heads {dataset.attrs['heads']} it changes by "
+        f"The loss is {before:.3f} nats per token; with {dataset.attrs['replaces']} in {changed(dataset)} it changes by "
         f"{cost['edit']:+.4f} (over {int(dataset.tokens.sum())} tokens)."
     ]
     for name in ("size", "cloud"):
@@ -91,13 +92,13 @@ def surgery_page(model: Any, dataset: "xarray.Dataset") -> Page:
     """The sentences, the picture and the table of costs."""
     lead = (
         f"{model.view.facts['model']}: what another M (QK circuit) or F (OV circuit) costs, in nats per token over "
-        f"{int(dataset.tokens.sum())} tokens in {dataset.sizes['text']} pieces of text."
+        f"{int(dataset.tokens.sum())} tokens, {dataset.sizes['text']} piece{'s' * (dataset.sizes['text'] > 1)} of text."
     )
     rows = [
         [CHANGES[name], f"{float(dataset.cost.sel(change=name)):+.4f}", _interval(dataset.sel(change=name))]
         for name in map(str, dataset.change.values)
     ]
-    page = Page(f"Surgery: {dataset.attrs['replaces']} in heads {dataset.attrs['heads']}", lead)
+    page = Page(f"Surgery: {dataset.attrs['replaces']} in {changed(dataset)}", lead)
     page = page.lines("What the numbers say", sentences(dataset)).drawing(picture_surgery(dataset))
     page = page.table("Every change", ["change", "cost", "95 % interval"], rows)
     facts = {name: str(value) for name, value in dataset.attrs.items() if name not in ("text", "analysis")}

@@ -16,6 +16,7 @@ from rheoscope.report.picture import (
     Word,
     colour_of,
     decades,
+    in_words,
     number,
     thinned,
     ticks,
@@ -200,7 +201,7 @@ def axes(frame: Frame) -> str:
             f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(_short(text, LONGEST))}</text>'
         )
     names = [frame.panel.x.names[at] for at in thinned(frame.panel.x, len(frame.panel.x.names) or 1)]
-    longest = max(map(len, names), default=3)
+    longest = max(map(len, names), default=5)
     for value, text in _labels(frame.panel.x, frame.xs, _room(edge - frame.left, (longest + 1) * LETTER)):
         half = len(text) * LETTER / 2
         x = min(max(frame.x(value), half), frame.width - half)  # a long word at the edge stays on the sheet
@@ -224,8 +225,10 @@ def _labels(axis: Axis, span: tuple[float, float], most: int) -> list[tuple[floa
     if axis.names:
         return [(float(at), axis.names[at]) for at in thinned(axis, most)]
     if axis.log:
-        return [(value, number(value)) for value in decades(10 ** span[0], 10 ** span[1])]
-    return [(value, number(value)) for value in ticks(*span, max(2, min(most, 5)))]
+        values = decades(10 ** span[0], 10 ** span[1])
+        return [(value, number(value)) for value in values[:: math.ceil(len(values) / max(most, 1)) or 1]]
+    values = ticks(*span, max(2, min(most, 5)))
+    return list(zip(values, in_words(values), strict=True))
 
 
 def _room(length: int, each: float) -> int:

@@ -28,7 +28,7 @@ KINDS = {
     "k": ("K: looks for it", "second"),
     "v": ("V: carries it on", "third"),
 }
-LEAST_ROWS = 8
+LEAST_ROWS, NAMED = 8, 13
 
 
 def picture_composition(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
@@ -46,8 +46,9 @@ def graph(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     arcs = [arc(pair, layer, height, names) for pair in pairs]
     bold = [replace(arcs[at], name="", tip="") for at in range(0, len(arcs), len(arcs) // len(KINDS))]
     taking = sorted({at for _, a, b, _ in pairs for at in (a, b)})
-    words = [Word(float(layer[at]), height[at] + 0.3, names[at], "middle") for at in taking]
-    about = f"The {len(pairs) // len(KINDS)} strongest pairs of each kind, the first bold; dots are heads, named where they take part."
+    named = taking if layer.max() < NAMED else []  # further layers leave no room for names; the axes have them
+    words = [Word(float(layer[at]), height[at] + 0.3, names[at], "middle") for at in named]
+    about = f"The {len(pairs) // len(KINDS)} strongest pairs of each kind, the first bold; dots are heads."
     x = Axis("", tuple(f"L{at}" for at in range(layer.max() + 1)), low=-0.3, high=layer.max() + 0.3)
     y = Axis("", tuple(f"H{at}" for at in reversed(range(heads))), low=-0.6, high=heads - 0.4)
     marks: tuple[Mark, ...] = (*bold, *arcs, *spots(layer, height, kinds), *words, *key(kinds))
