@@ -88,7 +88,9 @@ def plain(text: str) -> str:
 
 
 def dress(axes: "Axes", panel: Panel) -> None:
-    axes.set_title(panel.title, loc="left", fontsize=9, color=INK)
+    keyed = not panel.cells and len(panel.key) > 1
+    rows = key(axes, panel) if keyed else 0
+    axes.set_title(panel.title, loc="left", fontsize=9, color=INK, pad=6 + 11 * rows)
     for axis, which, set_scale, limits in (
         (panel.x, axes.xaxis, axes.set_xscale, axes.set_xlim),
         (panel.y, axes.yaxis, axes.set_yscale, axes.set_ylim),
@@ -101,11 +103,25 @@ def dress(axes: "Axes", panel: Panel) -> None:
             limits(low - air, high + air)
         label(which, axis, 16 if panel.columns == 3 or axis is panel.y else 12)
     axes.spines[["left", "bottom"]].set_visible(not panel.y.bare)
-    if len(panel.key) > 1 and not panel.cells:
-        above: dict[str, Any] = (
-            {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "ncols": 8} if panel.columns == 3 else {}
-        )
-        axes.legend(frameon=False, fontsize=7, **above)
+
+
+def key(axes: "Axes", panel: Panel) -> int:
+    """The key between title and axes, where it covers nothing; gives the number of its rows."""
+    widest, room = max(map(len, panel.key)) + 6, 74 * panel.columns
+    columns = max(1, min(len(panel.key), room // widest))
+    look: dict[str, Any] = {"handlelength": 1.6, "columnspacing": 1.0, "borderaxespad": 0.2, "borderpad": 0.0}
+    handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    axes.legend(
+        handles.values(),
+        handles,
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
+        frameon=False,
+        fontsize=7,
+        **look,
+    )
+    return -(-len(handles) // columns)
 
 
 def label(which: object, axis: Axis, most: int) -> None:

@@ -33,8 +33,9 @@ def picture_surgery(dataset: "xarray.Dataset") -> Picture:
 
 
 def heads_of(dataset: "xarray.Dataset") -> str:
-    """The changed heads in words."""
-    return "all heads" if dataset.attrs["heads"] == "all" else f"heads {dataset.attrs['heads']}"
+    """The changed heads in words: all, those of a layer, or some."""
+    heads = str(dataset.attrs["heads"])
+    return "all heads" if heads == "all" else f"heads {heads}" if "." in heads else f"all heads of {heads}"
 
 
 def costs(dataset: "xarray.Dataset") -> Panel:
