@@ -1,5 +1,6 @@
 """The logit lens: the last step says what the model says, and every number equals a slow, obvious one."""
 
+import numpy as np
 import pytest
 import torch
 

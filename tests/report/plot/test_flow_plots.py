@@ -15,8 +15,8 @@ from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import PALETTE, Axis, Cells, Line, Panel, Picture, Shape, Word, decades, ticks
 from rheoscope.report.plot.clusters import ALONE, largest, ribbon, stacked, tracked
-from rheoscope.report.plot.trajectory import maker, speeds
 from rheoscope.report.plot.readout import LEAST
+from rheoscope.report.plot.trajectory import maker, speeds
 from rheoscope.report.plot.transport import MOST, cycles_of, swaps
 from tests.report.cases import FLOW, Parts, model, told
 
