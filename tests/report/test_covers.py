@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import rheoscope as rs
-from rheoscope.report.answers import ANALYSES
-from rheoscope.report.covers import asked, more, pairs, show, verdict
+from rheoscope.report.answers import ANALYSES, answers, types_of
+from rheoscope.report.covers import asked, layer_table, more, pairs, show, verdict
 from rheoscope.report.draw.inline import figures
+from rheoscope.report.flow_page import flow_page
 from rheoscope.report.plot.agreement import MAPS, picture_agreement
 from tests.report.cases import Parts, model
 
@@ -93,3 +95,12 @@ def test_pairs_are_those_of_the_head_furthest_from_similarity() -> None:
     row = rs.torn(model().view, trace, 3, 2).sel(kind="torn")
     assert f"({int(row['first'][0])})" in lines[0]
     assert lines[0].count(" and ") == 3
+
+
+def test_a_model_that_cannot_read_the_probe_has_no_types_and_all_else() -> None:
+    small = rs.load(GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=9, n_positions=32)))
+    assert types_of(small) is None
+    told = answers(small, small.trace([*range(9), *range(9)]))
+    assert "the probe has 2 to 9 different tokens" in told.left_out["head_types"]
+    assert "<circle class=on" not in flow_page(small, told).html()
+    assert layer_table(told.found["agreement"], None).row_count == 2

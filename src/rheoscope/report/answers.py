@@ -34,6 +34,14 @@ DRAWS = 20
 """Random heads that each head is compared with in a report; `rheoscope covers --draws` takes more."""
 
 
+def types_of(model: Any) -> "xarray.Dataset | None":
+    """The types of heads that colour maps, or none where the model cannot read the probe (few tokens, short texts)."""
+    try:
+        return head_types(model)
+    except RheoscopeError:
+        return None
+
+
 def _torn(model: Any, trace: Trace, found: Found) -> "xarray.Dataset":
     """The pairs of the head that is furthest from reading similarity."""
     if "agreement" not in found:

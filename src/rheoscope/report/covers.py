@@ -1,5 +1,6 @@
 """Does attention read similarity? In the terminal and on a page: every head against its null, and the pairs that covers change."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ COLUMNS = {
 }
 
 
-def layer_table(found: "xarray.Dataset", kinds: "xarray.Dataset") -> "Table":
+def layer_table(found: "xarray.Dataset", kinds: "xarray.Dataset | None") -> "Table":
     """A row a layer: medians over heads, how many heads read similarity or its opposite beyond chance, and their types."""
     from rich.table import Table
 
@@ -52,8 +53,8 @@ def layer_table(found: "xarray.Dataset", kinds: "xarray.Dataset") -> "Table":
     for layer in range(found.sizes["layer"]):
         medians = [said(float(found[name][layer].median())) for name in COLUMNS]
         signs = np.sign(found.z.values[layer]) * sure[layer]
-        names, counts = np.unique(kinds.type.values[layer], return_counts=True)
-        types = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in zip(names, counts, strict=True))
+        counted = Counter([] if kinds is None else sorted(map(str, kinds.type.values[layer])))
+        types = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in counted.items())
         table.add_row(f"L{layer}", *medians, str(int((signs > 0).sum())), str(int((signs < 0).sum())), types)
     return table
 
@@ -147,7 +148,7 @@ def show(model: Any, text: str, draws: int, explain: bool, json_file: Path | Non
     console.print(f"[dim]{model.view.facts['model']} · {model.view.facts['certificate']}[/]")
     console.print(f"{len(trace)} tokens; massive tokens left out: {trace.massive() or 'none'}", markup=False)
     console.print("\nDoes attention read similarity in E? Medians over the heads of a layer")
-    console.print(layer_table(found["agreement"], found["head_types"]))
+    console.print(layer_table(found["agreement"], found.get("head_types")))
     lines = [*verdict(found["agreement"]), *pairs(found["torn"]), *as_sentences(*findings(found, 8, COVERS))]
     for line in lines:
         console.print(f"• {line}", markup=False)
@@ -170,7 +171,6 @@ def _answered(model: Any, trace: Trace, draws: int, everything: bool) -> Answers
         wanted = asked(draws, lambda done, total: progress.update(bar, completed=done, total=total))
         wanted |= more() if everything else {}
         told = answers(model, trace, "raw", wanted, lambda name: progress.update(bar, description=name))
-    for name in ("agreement", "head_types"):
-        if name in told.left_out:
-            raise RheoscopeError(told.left_out[name])
+    if "agreement" in told.left_out:
+        raise RheoscopeError(told.left_out["agreement"])
     return told

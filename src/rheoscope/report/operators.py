@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rheoscope.covers.head_types import head_types
 from rheoscope.covers.operators import DEFINITIONS, operators
 from rheoscope.covers.scores import DEFINITIONS as SCORE_DEFINITIONS
 from rheoscope.covers.scores import scores
+from rheoscope.report.answers import types_of
 from rheoscope.report.dataset import save_json
 from rheoscope.report.page import Cell, Page, png, save
 from rheoscope.report.picture import Picture
@@ -130,7 +130,7 @@ def show(model: "Model", text: str | None, raw: bool, explain: bool, json_file: 
         )
     said = []
     if html is not None:
-        types = head_types(model)
+        types = types_of(model)
         drawn, picture = picture_operators(dataset, types), png(plot_operators(dataset, types))
         said += [page(dataset, drawn, on_text, types).save(html), save(picture, html.with_suffix(".png"))]
     if json_file is not None:

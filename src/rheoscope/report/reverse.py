@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.covers.head_types import head_types
 from rheoscope.covers.patching import ETAS, attention_patching
 from rheoscope.covers.reversed_attention import backward, of_one, reversed_attention
-from rheoscope.report.answers import Answers
+from rheoscope.report.answers import Answers, types_of
 from rheoscope.report.dataset import save_json
 from rheoscope.report.flow_page import picture_of, provenance, shortened, token_strip
 from rheoscope.report.page import Page
@@ -135,5 +134,7 @@ def show(
     if json_file is not None:
         console.print(save_json({"reversed_attention": found, "patching": patched}, json_file), soft_wrap=True)
     if html is not None:
-        told = Answers(trace, {"reversed_attention": found, "patching": patched, "head_types": head_types(model)}, {})
+        types = types_of(model)
+        drawn = {"reversed_attention": found, "patching": patched} | ({} if types is None else {"head_types": types})
+        told = Answers(trace, drawn, {})
         console.print(reverse_page(model, told, rows, lines, name).save(html), soft_wrap=True)
