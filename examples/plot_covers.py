@@ -40,9 +40,29 @@ def main() -> None:
     symmetry = rs.operators(model.view).symmetry.values.ravel()
     ranks = [x.argsort().argsort() for x in (symmetry, found.agreement.values.ravel())]
     print(f"Spearman correlation with s(M): {float(np.corrcoef(*ranks)[0, 1]):.3f}")
-    stacked = rs.stack(model.view, trace)
+    stack(model, trace, asked.out)
+
+
+def stack(model, trace, out: Path) -> None:
+    """How much of the geometry 1, 2, … heads of a layer recover together: best first, in random order, and random projections."""
+    found = rs.stack(model.view, trace)
+    rs.plot(found).savefig(out / "stack.png", dpi=80)
+    for used in sorted(
+        {1, 2, 3, (found.sizes["head"] + 1) // 2, found.sizes["head"]} & set(found.heads_used.values.tolist())
+    ):
+        row = found.sel(heads_used=used).mean("layer")
+        curves = {name: round(float(row[name]), 3) for name in ("recovered", "recovered_random", "recovered_null")}
+        print(
+            used, "heads:", curves, "CKA", round(float(row.recovered_cka), 3), round(float(row.recovered_cka_null), 3)
+        )
+    last = found.sel(heads_used=found.sizes["head"]).recovered
+    print(f"all heads, over layers: {float(last.min()):.3f} to {float(last.max()):.3f}")
+    print(f"layers where the best head alone recovers more than all: {int((found.recovered[:, 0] > last).sum())}")
+    pairs = ~np.eye(found.sizes["head"], dtype=bool)
+    print(f"overlap {found.overlap.values[:, pairs].mean():.3f}, random {float(found.overlap_null.mean()):.3f}")
+    print(f"Σ rank / rank of the sum {float(found.rank_ratio.mean()):.3f}")
     print(
-        {name: round(float(stacked[name].mean()), 3) for name in stacked.data_vars if stacked[name].dtype.kind == "f"}
+        f"of the embedding, all layers {float(found.recovered_layers[-1]):.3f}, clouds {float(found.recovered_layers_null[-1]):.3f}"
     )
 
 

@@ -79,7 +79,7 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
         assert said in done.stdout
     told = json.loads((tmp_path / "keys.json").read_text())
     flow = {"readout", "trajectory", "transport", "kept", "clusters", "purity", "massive", "energy", "scores"}
-    assert set(told) == flow | {"operators", "findings"}
+    assert set(told) == flow | {"agreement", "torn", "head_types", "operators", "findings", "findings_covers"}
     assert told["findings"]["attrs"]["tested"] > 5
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
 

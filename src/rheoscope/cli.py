@@ -124,7 +124,9 @@ def covers_command(
     model: OtherModel = None,
     explain: Annotated[bool, typer.Option("--explain", help="Define every column.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with maps of all heads to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with every picture of the covers to this file.")
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -153,6 +155,7 @@ def surgery_command(
     draws: Annotated[int, typer.Option(min=1, help="Random controls of each kind.")] = 1,
     model: OtherModel = None,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the picture to this file.")] = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -165,7 +168,7 @@ def surgery_command(
     from rheoscope.report.surgery import show
     from rheoscope.report.texts import text_of
 
-    show(load(model, device=device, dtype=dtype), text_of(text, file), heads, M, F, draws, json)
+    show(load(model, device=device, dtype=dtype), text_of(text, file), heads, M, F, draws, json, html)
 
 
 @app.command("reverse")
@@ -179,6 +182,7 @@ def reverse_command(
     top: Annotated[int, typer.Option(min=1, help="How many heads.")] = 10,
     model: OtherModel = None,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with maps of all heads to this file.")] = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -190,7 +194,7 @@ def reverse_command(
     from rheoscope.report.reverse import show
     from rheoscope.report.texts import text_of
 
-    show(load(model, device=device, dtype=dtype), text_of(text, file), target, position, top, json)
+    show(load(model, device=device, dtype=dtype), text_of(text, file), target, position, top, json, html)
 
 
 def asked(arguments: list[str]) -> list[str]:

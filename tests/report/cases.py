@@ -9,6 +9,8 @@ from rheoscope.report.answers import Answers, answers
 
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
 FLOW = ("readout", "trajectory", "transport", "kept", "clusters", "purity", "massive", "energy", "scores")
+COVERS = ("agreement", "torn", "head_types")
+"""What the main report shows of the covers."""
 
 
 @cache

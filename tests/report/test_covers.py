@@ -5,13 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import rheoscope as rs
-from rheoscope.report.covers import pairs, sentences, show
+from rheoscope.report.answers import ANALYSES, answers, types_of
+from rheoscope.report.covers import asked, layer_table, more, pairs, show, verdict
 from rheoscope.report.draw.inline import figures
+from rheoscope.report.flow_page import flow_page
 from rheoscope.report.plot.agreement import MAPS, picture_agreement
 from tests.report.cases import Parts, model
 
+PAGE = {*asked(2, lambda done, total: None), *more()}
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
 
 
@@ -26,32 +30,57 @@ def test_the_command_tells_a_row_a_layer_and_writes_what_was_asked(
         "similar",
         "opposite",
         "24 heads",
-        "torn (near in E",
-        "glued (far in E",
+        "Torn by L",
+        "Glued by L",
         "given distance and key length",
+        "candidates were tested",
     ):
         assert word in said.replace("\n", " ")
     told = json.loads((tmp_path / "c.json").read_text())
-    assert set(told) == {"agreement", "head_types", "distortion"}
+    assert set(told) == {*PAGE, "findings"}
     page = Parts((tmp_path / "c.html").read_text())
-    assert page.count("svg") == len(MAPS) + 1
-    assert "Does attention read similarity?" in page.texts["h2"]
+    for title in (
+        "Does attention read similarity?",
+        "What kind of heads they are",
+        "What projections do to the geometry",
+        "What heads see together, as queries",
+        "Which heads work together",
+        "Would a layer settle?",
+        "Findings",
+        "What it settles",
+    ):
+        assert title in page.texts["h2"]
+    assert "Left out" not in page.texts["h2"]
+    assert page.count("svg") > 40
+
+
+def test_what_no_page_asks_for_is_not_computed(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rheoscope.report.covers.more", lambda: pytest.fail("asked for"))
+    show(model(), TEXT, 2, False, None, None)
+    assert "Does attention read similarity" in capsys.readouterr().out
+
+
+def test_a_text_that_is_too_short_is_one_line() -> None:
+    with pytest.raises(rs.RheoscopeError, match="agreement needs a query with at least 8 other keys"):
+        show(model(), "The keys", 2, False, None, None)
 
 
 def test_sentences_count_heads_on_both_sides_of_their_null() -> None:
-    trace = model().trace(TEXT)
-    found, kept = rs.agreement(model().view, trace, draws=4), rs.distortion(model().view, trace, k=3, draws=2)
+    found = rs.agreement(model().view, model().trace(TEXT), draws=4)
     q, z = np.ones((6, 4)), np.zeros((6, 4))
     q[0, :3], z[0, 0], z[0, 1], z[0, 2] = 0.01, 5, 6, -4
-    planted = found.assign(q_value=(("layer", "head"), q), z=(("layer", "head"), z))
-    first = sentences(planted, kept)[0]
+    planted = found.assign(q_value=found.q_value.copy(data=q), z=found.z.copy(data=z))
+    first = verdict(planted)[0]
     assert first.startswith("2 of 24 heads read similarity")
     assert "1 read its opposite" in first
     assert "21 cannot be told from random" in first
-    framed = picture_agreement(planted).panels[1].marks[0].marked
+    framed = picture_agreement(planted).panels[0].marks[0].marked
     assert framed == {(0, 0), (0, 1), (0, 2)}
     maps = rs.plot(planted).axes
-    assert [len(axes.patches) for axes in maps[: len(MAPS)]] == [0, 3, 0, 0]
+    assert [len(axes.patches) for axes in maps[: len(MAPS)]] == [3, 0, 0, 0, 0]
+    assert len(rs.interactive(planted).layout.shapes) == 3
+    bare = planted.drop_vars(["z", "q_value", "null_mean", "null_sd"])
+    assert len(picture_agreement(bare).panels) == len(MAPS)
     assert Parts(figures(picture_agreement(planted))).count("svg") == len(MAPS) + 1
 
 
@@ -60,7 +89,18 @@ def test_pairs_are_those_of_the_head_furthest_from_similarity() -> None:
     found = rs.agreement(model().view, trace, draws=2)
     lowest = found.agreement.copy(deep=True)
     lowest[3, 2] = -1
-    lines = pairs(model(), trace, found.assign(agreement=lowest))
-    assert all(line.startswith("L3.H2 has ") for line in lines)
-    row = rs.torn(model().view, trace, 3, 2, top=3).sel(kind="torn")
+    changed = ANALYSES["torn"](model(), trace, "raw", {"agreement": found.assign(agreement=lowest)})
+    lines = pairs(changed)
+    assert [line.split(" (")[0] for line in lines] == ["Torn by L3.H2", "Glued by L3.H2"]
+    row = rs.torn(model().view, trace, 3, 2).sel(kind="torn")
     assert f"({int(row['first'][0])})" in lines[0]
+    assert lines[0].count(" and ") == 3
+
+
+def test_a_model_that_cannot_read_the_probe_has_no_types_and_all_else() -> None:
+    small = rs.load(GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=9, n_positions=32)))
+    assert types_of(small) is None
+    told = answers(small, small.trace([*range(9), *range(9)]))
+    assert "the probe has 2 to 9 different tokens" in told.left_out["head_types"]
+    assert "<circle class=on" not in flow_page(small, told).html()
+    assert layer_table(told.found["agreement"], None).row_count == 2

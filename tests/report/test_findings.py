@@ -10,7 +10,7 @@ from scipy import stats
 from scipy.stats import false_discovery_control
 
 import rheoscope as rs
-from rheoscope.report.findings import Finding, against, corrected, findings, normal
+from rheoscope.report.findings import COVERS, Finding, against, corrected, findings, normal
 from tests.pretrained.cases import random
 
 TEXT = "The keys to the cabinet are on the table, and the keys to the hall are in the cabinet"
@@ -83,3 +83,48 @@ def test_a_planted_sink_and_a_planted_straight_line_are_told() -> None:
     assert "in coordinate 9" in told["massive"].text
     assert "Tokens go straighter than chance: chord over path 1.00" in told["trajectory"].text
     assert math.isclose(told["trajectory"].value, 1, rel_tol=1e-5)
+
+
+def covered(trace) -> dict:
+    view = trace.view
+    found = {"agreement": rs.agreement(view, trace, draws=8), "operators": rs.operators(view)}
+    return found | {"distortion": rs.distortion(view, trace, k=3, draws=2), "stack": rs.stack(view, trace, draws=2)}
+
+
+def test_covers_tell_what_beats_its_null_and_count_what_does_not() -> None:
+    found = covered(rs.load().trace(TEXT))
+    told, tested = findings(found, 9, COVERS)
+    assert all(one.q <= 0.05 for one in told)
+    assert len({(one.analysis, one.about) for one in told}) == len(told)
+    heads = found["agreement"].agreement.size
+    assert tested == 2 * heads + 1 + 1 + 4 + 2  # both signs of every head, nearness, symmetry, distortion, stack
+    flat = found["agreement"].copy(deep=True)
+    flat["q_value"][:] = 1.0
+    assert not [one for one in findings({"agreement": flat}, 9, COVERS)[0] if one.about != "nearness"]
+
+
+def test_planted_heads_that_read_similarity_and_its_opposite_are_told_by_name() -> None:
+    found = rs.agreement(rs.load().view, rs.load().trace(TEXT), draws=20).copy(deep=True)
+    found["z"][:], found["q_value"][:] = 0.0, 1.0
+    for (layer, head), value, z in (((2, 1), 0.9, 9.0), ((3, 3), -0.8, -8.0), ((4, 0), 0.5, 5.0)):
+        found["agreement"][layer, head], found["z"][layer, head], found["q_value"][layer, head] = value, z, 1e-6
+        found["null_mean"][layer, head], found["null_sd"][layer, head] = 0.0, 0.1
+    told = {one.about: one for one in findings({"agreement": found}, 9, COVERS)[0]}
+    like, unlike = told["similarity in E"], told["its opposite"]
+    assert like.text.startswith("2 of 24 heads read similarity in E beyond random heads")
+    assert "L2.H1 most: rank correlation 0.90 given distance and length, random 0.00 ± 0.10" in like.text
+    assert unlike.text.startswith("1 of 24 heads read its opposite")
+    assert "(20 draws each), L3.H3 most" in unlike.text
+    assert like.z > 0 > unlike.z
+    assert like.tries == 24
+
+
+def test_symmetric_heads_that_agree_are_told_as_a_rank_correlation() -> None:
+    found = covered(rs.load().trace(TEXT))
+    found["operators"]["symmetry"] = found["agreement"].agreement.copy()
+    told = {(one.analysis, one.about): one for one in findings(found, 99, COVERS)[0]}
+    assert told["operators", "agreement"].value == pytest.approx(1.0)
+    assert told["operators", "agreement"].spread == pytest.approx(1 / math.sqrt(23))
+    found["operators"]["symmetry"] = -found["agreement"].agreement
+    told = {(one.analysis, one.about): one for one in findings(found, 99, COVERS)[0]}
+    assert "read similarity less: rank correlation -1.00" in told["operators", "agreement"].text

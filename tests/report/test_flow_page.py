@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
-from rheoscope.report.answers import answers
-from rheoscope.report.flow_page import TITLE, flow_page, shortened
+from rheoscope.report.answers import DRAWS, answers
+from rheoscope.report.findings import COVERS, findings
+from rheoscope.report.flow_page import TITLE, flow_page, sentences, shortened
 from rheoscope.report.layers import columns, prediction, said
+from rheoscope.report.plot.heads import COLOURS
+from rheoscope.report.plot.torn import picture_torn
 from rheoscope.report.tokens import shown
+from tests.report import cases
 from tests.report.cases import FLOW, TEXT, Parts, model, told
 
 
 @pytest.fixture(scope="module")
 def html() -> str:
-    return flow_page(model(), told(), ["Tokens move far in <L0>."]).html()
+    return flow_page(model(), told()).html()
 
 
 def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
@@ -27,21 +31,23 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     assert parts.texts["h2"] == [
         "The text", "Findings", "Layer by layer", "Where the prediction forms", "How tokens move", "Must tokens stay themselves?",
         "What stays of the geometry", "Do tokens gather?", "What clusters are made of", "Massive tokens",
-        "Is it a gradient flow?", "What scores are made of", "Where the numbers come from",
+        "Is it a gradient flow?", "What scores are made of", "The covers", "Does attention read similarity?",
+        picture_torn(told().found["torn"]).title, "What kind of heads they are", "Where the numbers come from",
     ]  # fmt: skip
-    assert "Tokens move far in <L0>." in parts.texts["li"]
-    assert "Findings" not in Parts(flow_page(model(), told()).html()).texts["h2"]
+    for line in (*sentences(*findings(told().found)), *sentences(*findings(told().found, candidates=COVERS))):
+        assert line in parts.texts["li"]
+    assert f"{DRAWS} random heads for each" in html
     assert str(told().trace.facts["weights"]) in parts.texts["dd"]
 
 
 def test_nothing_outside_the_page_is_asked_for(html: str) -> None:
     assert re.findall(r"https?:|url\(|@import|src=|href=", html) == []
-    assert len(html) < 300_000
+    assert len(html) < 400_000
 
 
 def test_every_picture_says_in_words_what_it_shows(html: str) -> None:
     sheets = [attrs for tag, attrs in Parts(html).elements if tag == "svg"]
-    assert len(sheets) == 3 + 4 + 5 + 2 + 4 + 2 + 1 + 4 + shown_scores()
+    assert len(sheets) == 6 + 4 + 5 + 2 + 4 + 2 + 1 + 4 + shown_scores() + 6 + 2 + 7
     for attrs in sheets:
         assert attrs["role"] == "img"
         assert len(str(attrs["aria-label"])) > 30
@@ -149,4 +155,21 @@ def test_a_long_text_has_a_short_heading() -> None:
 
 
 def test_every_analysis_of_the_flow_is_asked() -> None:
-    assert tuple(told().found) == FLOW
+    assert tuple(told().found) == (*FLOW, *cases.COVERS)
+
+
+def test_maps_of_heads_are_coloured_by_the_types_of_heads(html: str) -> None:
+    typed = int(np.isin(told().found["head_types"].type.values, list(COLOURS)).sum())
+    maps = 2 + shown_scores() + 5
+    assert typed > 0
+    own = html.count("<circle class=on")
+    assert own == typed * (maps + 1)  # and once on the map of its own score
+    bare = replace(told(), found={name: x for name, x in told().found.items() if name != "head_types"})
+    assert "<circle class=on" not in flow_page(model(), bare).html()
+
+
+def test_a_page_without_agreement_says_why_and_shows_the_rest() -> None:
+    short = flow_page(model(), told("The keys to the old")).html()
+    assert "agreement: agreement needs a query with at least 8 other keys" in short
+    assert "torn: pairs are shown of the head furthest from similarity" in short
+    assert "What kind of heads they are" in short

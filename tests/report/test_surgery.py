@@ -8,6 +8,7 @@ import pytest
 import rheoscope as rs
 from rheoscope.report import reverse
 from rheoscope.report.surgery import heads_of, sentences, show
+from tests.report.cases import Parts
 
 TEXT = "The keys to the cabinet are on the table, and the man who has them went out to the garden to find his dog. "
 
@@ -36,7 +37,7 @@ def test_a_difference_is_told_only_where_its_interval_leaves_out_0() -> None:
 def test_surgery_prints_every_change_and_writes_every_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(rs.load(), TEXT, "2.1,3.2", "symmetric", "rank 8", 1, tmp_path / "s.json")
+    show(rs.load(), TEXT, "2.1,3.2", "symmetric", "rank 8", 1, tmp_path / "s.json", tmp_path / "s.html")
     out = capsys.readouterr().out
     for line in (
         "the replacement",
@@ -50,6 +51,10 @@ def test_surgery_prints_every_change_and_writes_every_number(
     assert told["attrs"]["M"] == "symmetric"
     assert told["attrs"]["F"] == "rank 8"
     assert told["data_vars"]["cost_low"]["data"][0] is None
+    page = Parts((tmp_path / "s.html").read_text())
+    assert page.count("svg") == 2
+    assert page.texts["h1"][0].endswith("in heads L2.H1 L3.H2")
+    assert f"{told['data_vars']['cost']['data'][0]:+.4f}" in page.texts["span"]
 
 
 def test_reverse_names_the_heads_and_tokens_that_are_pulled_at(
@@ -64,10 +69,14 @@ def test_reverse_names_the_heads_and_tokens_that_are_pulled_at(
     R = rs.reversed_map(model, trace, first.layer, first.head, " on")
     assert first.more[0] == (int(R.sum(0).argmin()), pytest.approx(float(R.sum(0).min())))
     assert first.less[0] == (int(R.sum(0).argmax()), pytest.approx(float(R.sum(0).max())))
-    reverse.show(model, "The keys to the cabinet are", " on", -1, 4, tmp_path / "r.json")
+    reverse.show(model, "The keys to the cabinet are", " on", -1, 4, tmp_path / "r.json", tmp_path / "r.html")
     out = capsys.readouterr().out
     assert f"L{first.layer}.H{first.head}" in out
     assert "−log p(·on) after ·are" in out
     told = json.loads((tmp_path / "r.json").read_text())
     assert set(told) == {"reversed_attention", "patching"}
+    page = Parts((tmp_path / "r.html").read_text())
+    assert page.count("svg") == 4
+    assert f"L{first.layer}.H{first.head}" in page.texts["span"]
+    assert "How the loss wants scores to change" in page.texts["h2"]
     assert told["reversed_attention"]["data_vars"]["loss"]["data"] == pytest.approx(float(found.loss))

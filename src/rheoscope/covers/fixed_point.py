@@ -81,7 +81,8 @@ def fixed_point(
     dims: dict[str, tuple[str, ...]] = dict.fromkeys(DEFINITIONS, ("layer",))
     dims |= {"residual_token": ("layer", "token"), "settling": ("layer", "time")}
     values = {name: (dims[name], torch.stack([row[name] for row in rows])) for name in DEFINITIONS}
-    coords = {"layer": chosen, "token": kept.tolist(), "time": range(1, times + 1)}
+    words = [trace.tokens[at] for at in kept.tolist()]
+    coords = {"layer": chosen, "token": kept.tolist(), "word": ("token", words), "time": range(1, times + 1)}
     told = {"iterations": iterations, "seed": seed, "space": "raw"}
     return dataset(values, DEFINITIONS, coords, provenance(trace, "fixed_point", keep_massive) | told)
 

@@ -72,7 +72,7 @@ def rollout(model: Model, trace: Trace, query: int = -1, probes: int = 16, seed:
         "correlation_null": ((), spearman(rolled["equal"][query], flow, seen)),
     }
     told = provenance(trace, "rollout", True, query=query, probes=probes, seed=seed) | {"space": "raw"}
-    return dataset(values, DEFINITIONS, {"token": range(n)}, told)
+    return dataset(values, DEFINITIONS, {"token": range(n), "word": ("token", trace.tokens)}, told)
 
 
 def mean_weights(heads: Heads, x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:

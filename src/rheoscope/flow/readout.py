@@ -1,6 +1,7 @@
 """What would the model say if it stopped here? Every step of a token through the final norm and the unembedding."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -24,10 +25,16 @@ DEFINITIONS = {
     "top_probabilities": "probabilities of the likeliest tokens at this step, falling",
     "log_probability_elsewhere": "log probability of the answer at the last step of earlier tokens: is it this place's own?",
     "top_tokens": "ids of the likeliest tokens at this step",
+    "said": "id of the token that each of the last places finds likeliest to come next, after the embedding and after every layer",
+    "said_probability": "its probability",
     "attribution": "what a component writes into the answer's logit: its part of x̂ (scale of the final norm frozen) on the "
     "answer's column of W_U less the mean of all columns",
     "logit": "the answer's logit less the mean of all logits, before a cap: the sum of the attribution",
 }
+
+
+SAID = 16
+"""Places whose likeliest tokens are told layer by layer: as many as a page can show."""
 
 
 @torch.no_grad()
@@ -44,7 +51,8 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
 
     **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
     `top_tokens` (ids), `top_probabilities`; (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …;
-    `logit`, its sum; (elsewhere): `log_probability_elsewhere`, at most 64 earlier tokens.
+    `logit`, its sum; (elsewhere): `log_probability_elsewhere`, at most 64 earlier tokens; (end, position): `said` (ids) and
+    `said_probability` of the token and at most 15 before it, at the end of every layer.
 
     **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
     logit; all unchanged by a turn of the axes of E that the model follows.
@@ -81,14 +89,36 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     others = elsewhere(token)
     told = predictions(view, trace.points[-1, others])[:, answer]
     named["log_probability_elsewhere"] = (("elsewhere",), told)
+    ends, there = layer_ends(trace.steps), list(range(max(0, token - SAID + 1), token + 1))
+    named |= {name: (("end", "position"), x) for name, x in along(view, trace, ends, there).items()}
     attributes = {
         "analysis": "readout",
         "space": "normed",
         "token": token,
         "answer": answer,
     }
-    coords = {"point": list(trace.steps), "component": list(written), "elsewhere": others}
+    coords: dict[str, Any] = {
+        "point": list(trace.steps),
+        "component": list(written),
+        "elsewhere": others,
+        "position": there,
+    }
+    coords |= {"end": [trace.steps[at] for at in ends], "word": ("position", [trace.tokens[at] for at in there])}
     return dataset(named, DEFINITIONS, coords, attributes | trace.provenance)
+
+
+def layer_ends(steps: Sequence[str]) -> list[int]:
+    """The embedding, and the end of every layer."""
+    return [at for at, step in enumerate(steps) if at == 0 or step.endswith("resid_post")]
+
+
+def along(view: View, trace: Trace, ends: list[int], there: list[int]) -> dict[str, Tensor]:
+    """What each of several places finds likeliest, layer by layer, so that no table of all predictions exists."""
+    best = [predictions(view, trace.points[at, there]).max(-1) for at in ends]
+    return {
+        "said": torch.stack([one.indices for one in best]),
+        "said_probability": torch.stack([one.values for one in best]).exp(),
+    }
 
 
 def elsewhere(token: int, most: int = 64) -> list[int]:

@@ -1,11 +1,16 @@
-"""Everything that is asked of one text: each analysis of the flow, or the line that says why it has no answer."""
+"""Everything that is asked of one text: each analysis, or the line that says why it has no answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rheoscope.covers.agreement import agreement
+from rheoscope.covers.head_types import head_types
 from rheoscope.covers.operators import operators
 from rheoscope.covers.scores import scores
+from rheoscope.covers.torn import torn
 from rheoscope.flow.clusters import clusters
 from rheoscope.flow.energy import energy
 from rheoscope.flow.kept import kept
@@ -23,6 +28,32 @@ if TYPE_CHECKING:
 Found = dict[str, "xarray.Dataset"]
 Ask = Callable[[Any, Trace, str, Found], "xarray.Dataset"]
 """From a model, a text, a space and what was found before to an answer."""
+
+
+DRAWS = 20
+"""Random heads that each head is compared with in a report; `rheoscope covers --draws` takes more."""
+
+
+def types_of(model: Any) -> "xarray.Dataset | None":
+    """The types of heads that colour maps, or none where the model cannot read the probe (few tokens, short texts)."""
+    try:
+        return head_types(model)
+    except RheoscopeError:
+        return None
+
+
+def _torn(model: Any, trace: Trace, found: Found) -> "xarray.Dataset":
+    """The pairs of the head that is furthest from reading similarity."""
+    if "agreement" not in found:
+        raise RheoscopeError("pairs are shown of the head furthest from similarity, and agreement has no answer")
+    layer, head = furthest(found["agreement"])
+    return torn(model.view, trace, layer, head)
+
+
+def furthest(found: "xarray.Dataset") -> tuple[int, int]:
+    """The head that reads similarity least."""
+    layer, head = np.unravel_index(int(np.nanargmin(found.agreement.values)), found.agreement.shape)
+    return int(layer), int(head)
 
 
 def _kept(trace: Trace, space: str) -> "xarray.Dataset":
@@ -44,8 +75,11 @@ ANALYSES: dict[str, Ask] = {
     "massive": lambda model, trace, space, found: massive(trace),
     "energy": lambda model, trace, space, found: energy(model.view, trace),
     "scores": lambda model, trace, space, found: scores(trace),
+    "agreement": lambda model, trace, space, found: agreement(model.view, trace, DRAWS),
+    "torn": lambda model, trace, space, found: _torn(model, trace, found),
+    "head_types": lambda model, trace, space, found: head_types(model),
 }
-"""Name → how it is asked, in the order of the report. A new analysis of the flow is a line here and a file in plot/."""
+"""Name → how it is asked, in the order of the report. A new analysis is a line here and a file in plot/."""
 WEIGHTS: dict[str, Ask] = {"operators": lambda model, trace, space, found: operators(model.view)}
 """What is asked of the weights alone."""
 
@@ -67,7 +101,7 @@ def answers(
     >>> import rheoscope as rs
     >>> model = rs.load()
     >>> sorted(answers(model, model.trace("a")).left_out)
-    ['clusters', 'kept', 'purity']
+    ['agreement', 'clusters', 'kept', 'purity', 'torn']
     """
     found: Found = {}
     left_out: dict[str, str] = {}

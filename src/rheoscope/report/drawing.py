@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 def plot(dataset: "xarray.Dataset", **more: Any) -> "Figure":
     """What an analysis found, as a matplotlib Figure for papers: `rs.plot(rs.transport(trace)).savefig("transport.pdf")`.
 
-    **Takes** any Dataset of `readout`, `trajectory`, `transport`, `kept`, `clusters`, `scores`, `operators`, `surgery`,
-    `reversed_attention`, `attention_patching` or `faithfulness`; for `readout`, `words=model.words` puts texts in the place of token ids.
+    **Takes** any Dataset of the flow (`readout`, `trajectory`, `transport`, `kept`, `clusters`, `purity`, `massive`, `energy`) or of the
+    covers (`agreement`, `distortion`, `torn`, `stack`, `composition`, `rollout`, `why`, `head_types`, `fixed_point`, `scores`, `operators`,
+    `surgery`, `reversed_attention`, `attention_patching`, `faithfulness`). For `readout`, `words=model.words` puts texts in the place
+    of token ids; for maps of heads, `types=rs.head_types(model)` marks what kind each head is.
 
     **Relation** `interactive` draws the same for notebooks, `save_report` all of them on one page.
 
@@ -30,7 +32,7 @@ def plot(dataset: "xarray.Dataset", **more: Any) -> "Figure":
 def interactive(dataset: "xarray.Dataset", **more: Any) -> Any:
     """What an analysis found, as a plotly Figure for notebooks, with the numbers under the pointer.
 
-    **Takes** what `plot` takes, but `operators`; needs `pip install 'rheoscope[notebook]'`.
+    **Takes** what `plot` takes; needs `pip install 'rheoscope[notebook]'`.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
@@ -48,7 +50,7 @@ def _drawn(way: str, dataset: "xarray.Dataset", more: dict[str, Any]) -> Any:
     if draw is None:
         came = f"one of {name!r}" if name else type(dataset).__name__
         raise RheoscopeError(
-            f"{way} draws Datasets of readout, trajectory, transport, kept, clusters or scores, got {came}; "
+            f"{way} draws the Dataset of an analysis, as rs.trajectory, rs.agreement or rs.composition gives it, got {came}; "
             f"type rs.{way}(rs.trajectory(trace))"
         )
     return draw(dataset, **more)

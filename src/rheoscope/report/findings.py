@@ -1,7 +1,7 @@
 """What a text shows, in plain words: each sentence has beaten its null after correction, with the count of those that tried.
 
 A candidate is a function of the Datasets of a run to one statement with its number and its null, or to nothing where the
-analysis was not run. Adding one is a function and a line in `CANDIDATES`.
+analysis was not run. Adding one is a function and a line in `CANDIDATES` (the flow) or `COVERS`.
 """
 
 import math
@@ -19,13 +19,15 @@ LEVEL = 0.05
 MOST = 5
 
 Datasets = Mapping[str, "xarray.Dataset"]
+Candidate = Callable[[Datasets], list["Finding"]]
 
 
 @dataclass(frozen=True)
 class Finding:
     """One statement: what was measured (`value`), what its null gives (`null` ± `spread`), how far apart (`z`), how sure (`q`).
 
-    `tries` counts the places it was looked for in; the best of them is told, and pays for all.
+    `tries` counts the places it was looked for in; the best of them is told, and pays for all. Of one analysis, one statement
+    is told `about` each thing.
     """
 
     text: str
@@ -36,9 +38,12 @@ class Finding:
     z: float
     tries: int = 1
     q: float = float("nan")
+    about: str = ""
 
 
-def findings(found: Datasets, most: int = MOST) -> tuple[list[Finding], int]:
+def findings(
+    found: Datasets, most: int = MOST, candidates: Sequence[Candidate] | None = None
+) -> tuple[list[Finding], int]:
     """At most `most` statements that beat their null, the surest first, one an analysis; and how many were tested.
 
     **Answers** "what is worth saying of this text in this model?" from the Datasets of a run by their analyses' names.
@@ -46,6 +51,8 @@ def findings(found: Datasets, most: int = MOST) -> tuple[list[Finding], int]:
     **Formula** z is the distance from the null in its standard deviations, made normal where the null has few draws
     (Wallace 1959); p is two-sided, times the places a candidate was looked for in; q is p corrected for all candidates
     (Benjamini and Hochberg); q ≤ .05 is told.
+
+    **Takes** `candidates`: those of the flow, or `COVERS`; each family is corrected for its own.
 
     **Laws** nothing that fails its null is told; more candidates never make one surer.
 
@@ -55,12 +62,13 @@ def findings(found: Datasets, most: int = MOST) -> tuple[list[Finding], int]:
     >>> len(told) <= tested
     True
     """
-    tested = [one for candidate in CANDIDATES for one in candidate(found) if math.isfinite(one.z)]
+    asked = CANDIDATES if candidates is None else candidates
+    tested = [one for candidate in asked for one in candidate(found) if math.isfinite(one.z)]
     surest = sorted(corrected(tested), key=lambda one: -abs(one.z))
-    told: dict[str, Finding] = {}
+    told: dict[tuple[str, str], Finding] = {}
     for one in surest:
         if one.q <= LEVEL:
-            told.setdefault(one.analysis, one)
+            told.setdefault((one.analysis, one.about), one)
     return list(told.values())[:most], sum(one.tries for one in tested)
 
 
@@ -106,14 +114,14 @@ def normal(t: float, freedom: int) -> float:
     return math.copysign(rare, t)
 
 
-def of_heads(text: str, analysis: str, values: np.ndarray, null: float) -> list[Finding]:
-    """A statement about all heads of a model, each a draw: t of their mean."""
+def of_heads(text: str, analysis: str, values: np.ndarray, null: float, about: str = "") -> list[Finding]:
+    """A statement about all heads of a model (or all layers), each a draw: t of their mean."""
     values = values[np.isfinite(values)]
     if len(values) < 3:
         return []
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
     z = normal((float(values.mean()) - null) / max(error, 1e-12), len(values) - 1)
-    return [Finding(text, analysis, float(values.mean()), null, error, z)]
+    return [Finding(text, analysis, float(values.mean()), null, error, z, about=about)]
 
 
 def straightness(found: Datasets) -> list[Finding]:
@@ -261,6 +269,97 @@ def operators(found: Datasets) -> list[Finding]:
     return told
 
 
-CANDIDATES: tuple[Callable[[Datasets], list[Finding]], ...] = (
+def similarity(found: Datasets) -> list[Finding]:
+    if "agreement" not in found or "z" not in found["agreement"]:
+        return []
+    heads, told = found["agreement"], []
+    z, sure, draws = heads.z.values, heads.q_value.values <= LEVEL, int(heads.attrs["draws"])
+    for sign, what in ((1, "similarity in E"), (-1, "its opposite")):
+        count = int((sure & (sign * z > 0)).sum())
+        if not count:
+            told.append(Finding("", "agreement", 0.0, 0.0, 0.0, 0.0, z.size))  # tested, and not found
+            continue
+        at = np.unravel_index(int(np.nanargmax(sign * z)), z.shape)
+        value, null, spread = (float(heads[name].values[at]) for name in ("agreement", "null_mean", "null_sd"))
+        text = (
+            f"{count} of {z.size} heads read {what} beyond random heads of the same singular values ({draws} draws each), "
+            f"L{at[0]}.H{at[1]} most: rank correlation {value:.2f} given distance and length, random {null:.2f} ± {spread:.2f}."
+        )
+        told += [replace(one, about=what) for one in against(text, "agreement", value, null, spread, draws, z.size)]
+    return told
+
+
+def nearness(found: Datasets) -> list[Finding]:
+    if "agreement" not in found:
+        return []
+    heads = found["agreement"]
+    near, like = heads.position_baseline.values.ravel(), heads.agreement.values.ravel()
+    how = "more" if np.nanmean(near - like) > 0 else "less"
+    text = (
+        f"Nearness explains {how} of the scores than similarity: mean rank correlation {np.nanmean(near):.2f} over the heads, "
+        f"of similarity {np.nanmean(like):.2f} once nearness and length are taken out."
+    )
+    return of_heads(text, "agreement", near - like, 0.0, "nearness")
+
+
+def symmetric_agree(found: Datasets) -> list[Finding]:
+    if "agreement" not in found or "operators" not in found:
+        return []
+    both = np.stack([found["agreement"].agreement.values.ravel(), found["operators"].symmetry.values.ravel()])
+    both = both[:, np.isfinite(both).all(0)]
+    if both.shape[1] < 5 or not both.std(1).all():
+        return []
+    ranks = both.argsort(1).argsort(1)
+    rho, chance = float(np.atleast_2d(np.corrcoef(ranks))[0, 1]), 1 / math.sqrt(both.shape[1] - 1)
+    text = (
+        f"Heads with a more symmetric M read similarity {'more' if rho > 0 else 'less'}: rank correlation {rho:.2f} over "
+        f"{both.shape[1]} heads, by chance 0 ± {chance:.2f}."
+    )
+    return [Finding(text, "operators", rho, 0.0, chance, rho / chance, about="agreement")]
+
+
+def projected(found: Datasets) -> list[Finding]:
+    if "distortion" not in found:
+        return []
+    heads, told = found["distortion"], []
+    for image, what in (("query", "queries"), ("key", "keys"), ("content", "content")):
+        rsa, null = heads.rsa.sel(image=image), heads.rsa_null.sel(image=image)
+        text = (
+            f"As {what}, heads keep {'less' if float((rsa - null).mean()) < 0 else 'more'} of the distances between tokens than "
+            f"random projections of the same rank: mean correlation {float(rsa.mean()):.2f}, random {float(null.mean()):.2f}."
+        )
+        told += of_heads(text, "distortion", (rsa - null).values.ravel(), 0.0)
+    mean, null = float(heads.mismatch.mean()), float(heads.mismatch_null.mean())
+    text = (
+        f"Queries and keys read spaces that lie {'nearer' if mean < null else 'further'} than random ones: mean sin² of their "
+        f"angles {mean:.2f}, random {null:.2f}."
+    )
+    return told + of_heads(text, "distortion", (heads.mismatch - heads.mismatch_null).values.ravel(), 0.0, "mismatch")
+
+
+def stacked(found: Datasets) -> list[Finding]:
+    if "stack" not in found:
+        return []
+    layers = found["stack"]
+    whole, null = layers.recovered.values[:, -1], layers.recovered_null.values[:, -1]
+    text = (
+        f"All heads of a layer together recover {'less' if whole.mean() < null.mean() else 'more'} of the distances between tokens than "
+        f"random projections: mean over layers {whole.mean():.2f}, random {null.mean():.2f}."
+    )
+    told = of_heads(text, "stack", whole - null, 0.0)
+    if layers.sizes["head"] < 2:
+        return told
+    shared = layers.overlap.values[:, ~np.eye(layers.sizes["head"], dtype=bool)].mean(1)
+    null = layers.overlap_null.values
+    text = (
+        f"Heads of a layer read {'more' if shared.mean() > null.mean() else 'fewer'} directions in common than random spaces: mean overlap "
+        f"{shared.mean():.2f}, random {null.mean():.2f}."
+    )
+    return told + of_heads(text, "stack", shared - null, 0.0, "overlap")
+
+
+CANDIDATES: tuple[Candidate, ...] = (
     straightness, identity, geometry, gathering, meaning, climbing, prediction, giants, operators,
 )  # fmt: skip
+COVERS: tuple[Candidate, ...] = (similarity, nearness, symmetric_agree, projected, stacked)
+"""What the covers are asked for."""

@@ -7,8 +7,9 @@ from rheoscope.files import free
 from rheoscope.flow.cloud import SPACES
 from rheoscope.flow.readout import DEFINITIONS
 from rheoscope.report.answers import ANALYSES, WEIGHTS, Answers, answers
+from rheoscope.report.compared_page import compared_page
 from rheoscope.report.dataset import save_json
-from rheoscope.report.findings import as_dataset, findings
+from rheoscope.report.findings import COVERS, as_dataset, findings
 from rheoscope.report.flow_page import flow_page, sentences
 from rheoscope.report.layers import NEXT, Words, columns, prediction, said
 from rheoscope.report.operators import terminal_table
@@ -123,9 +124,10 @@ def show(
     if json_file is not None:
         compared = None if other is None else other.found
         numbers = told.found | {"findings": as_dataset(*findings(told.found))}
+        numbers |= {"findings_covers": as_dataset(*findings(told.found, candidates=COVERS))}
         console.print(save_json(numbers, json_file, compared), soft_wrap=True)
     if not no_html:
-        _reported(console, model, told, html)
+        _reported(console, model, told, other, html)
 
 
 def _asked(model: Any, text: str, space: str) -> Answers:
@@ -163,6 +165,9 @@ def tell(console: "Console", model: Any, told: Answers, other: Answers | None) -
     console.print("\nFindings")
     for line in sentences(*findings(told.found)):
         console.print(f"• {line}", markup=False)
+    console.print("\nThe covers: what heads make of similarity")
+    for line in sentences(*findings(told.found, candidates=COVERS)):
+        console.print(f"• {line}", markup=False)
     console.print("\nHeads as operators: median over the heads of a layer")
     console.print(terminal_table(told.found["operators"]))
 
@@ -174,10 +179,9 @@ def explained(console: "Console", told: Answers) -> None:
     console.print("\n".join(f"[bold]{title}[/]: {text}" for title, text in defined.items()))
 
 
-def _reported(console: "Console", model: Any, told: Answers, html: Path | None) -> None:
+def _reported(console: "Console", model: Any, told: Answers, other: Answers | None, html: Path | None) -> None:
     """The page where it was asked for, or beside the user; only an asked one fails aloud."""
-    drawn = Answers(told.trace, {name: told.found[name] for name in ANALYSES if name in told.found}, told.left_out)
-    page = flow_page(model, drawn, sentences(*findings(told.found)))
+    page = flow_page(model, told) if other is None else compared_page(model, told, other)
     try:
         console.print(page.save(free(REPORT) if html is None else html), soft_wrap=True)
     except RheoscopeError as error:

@@ -1,13 +1,15 @@
 """A text in a model as one page: what was run, what was found, every layer, every picture, and where the numbers come from."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rheoscope.report.answers import ANALYSES, WEIGHTS, Answers, answers
-from rheoscope.report.findings import Finding
+from rheoscope.report.findings import COVERS, Finding
 from rheoscope.report.findings import findings as found_in
 from rheoscope.report.layers import NEXT, columns, prediction, said
 from rheoscope.report.page import Cell, Page
@@ -16,9 +18,7 @@ from rheoscope.report.tokens import shown
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
 
-if TYPE_CHECKING:
-    import xarray
-
+OF_COVERS = ("agreement", "torn", "head_types")
 TITLE = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
 
@@ -30,9 +30,9 @@ def save_report(model: Any, trace: Any, path: str | Path, space: str = "raw") ->
     silence.
 
     **Holds** the text as tokens, up to five findings that beat their nulls, a table with a row a layer, the pictures of
-    `readout`, `trajectory`, `transport`, `kept`, `clusters`, `purity`, `massive`, `energy` and `scores` with their nulls,
-    and the provenance of every number. An analysis that cannot say anything of this text is named with its reason. `space` is
-    raw, normed or sphere.
+    `readout`, `trajectory`, `transport`, `kept`, `clusters`, `purity`, `massive`, `energy` and `scores` with their nulls, then the
+    covers: findings, `agreement`, `torn` and `head_types`, which colour every map of heads; and the provenance of every number.
+    An analysis that cannot say anything of this text is named with its reason. `space` is raw, normed or sphere.
 
     **Relation** `plot` and `interactive` draw one of the pictures, for papers and for notebooks.
 
@@ -46,8 +46,7 @@ def save_report(model: Any, trace: Any, path: str | Path, space: str = "raw") ->
             f"a report is about one Trace, got {type(trace).__name__}; type one of them, as traces[0] or linked.target"
         )
     told = answers(model, trace, space, ANALYSES | WEIGHTS)
-    drawn = Answers(trace, {name: told.found[name] for name in ANALYSES if name in told.found}, told.left_out)
-    return flow_page(model, drawn, sentences(*found_in(told.found))).save(Path(path))
+    return flow_page(model, told).save(Path(path))
 
 
 def sentences(told: Sequence[Finding], tested: int) -> list[str]:
@@ -62,23 +61,32 @@ def sentences(told: Sequence[Finding], tested: int) -> list[str]:
     return [*lines, f"{tested} candidates were tested; q is the share of false ones among those told so far."]
 
 
-def flow_page(model: Any, told: Answers, findings: Sequence[str] = ()) -> Page:
+def flow_page(model: Any, told: Answers) -> Page:
     """The page of these answers."""
-    trace, title = told.trace, shortened(told.trace)
-    page = Page(title, lead(model, told)).section("The text", token_strip(told))
-    page = page.lines("Findings", findings) if findings else page
-    page = layer_section(page, model, told)
-    for name, dataset in told.found.items():
-        page = page.drawing(picture_of(name, dataset, model.words))
+    page = Page(shortened(told.trace), lead(model, told)).section("The text", token_strip(told))
+    page = page.lines("Findings", sentences(*found_in(told.found)))
+    page = pictures(layer_section(page, model, told), model, told)
+    return page.facts("Where the numbers come from", provenance(told.trace, told))
+
+
+def pictures(page: Page, model: Any, told: Answers, after: str = "") -> Page:
+    """Every picture, the covers with their findings before the first of them, and what has none; `after` each heading."""
+    drawn = [name for name in told.found if name in ANALYSES]
+    for name in drawn:
+        if name == next((one for one in drawn if one in OF_COVERS), None):
+            page = page.lines(f"The covers{after}", sentences(*found_in(told.found, candidates=COVERS)))
+        picture = picture_of(name, told, model.words)
+        page = page.drawing(replace(picture, title=picture.title + after))
     if told.left_out:
-        page = page.lines("Left out", [f"{name}: {why}" for name, why in told.left_out.items()])
-    return page.facts("Where the numbers come from", provenance(trace, told))
+        page = page.lines(f"Left out{after}", [f"{name}: {why}" for name, why in told.left_out.items()])
+    return page
 
 
-def picture_of(name: str, dataset: "xarray.Dataset", words: Any) -> Picture:
-    """The picture of an analysis lives in the file of its name."""
+def picture_of(name: str, told: Answers, words: Any) -> Picture:
+    """The picture of an analysis lives in the file of its name; maps of heads are coloured by the types of heads."""
     draw = getattr(import_module(f"rheoscope.report.plot.{name}"), f"picture_{name}")
-    return draw(dataset, words) if name == "readout" else draw(dataset)
+    takes, given = signature(draw).parameters, {"words": words, "types": told.found.get("head_types")}
+    return draw(told.found[name], **{part: value for part, value in given.items() if part in takes})
 
 
 def shortened(trace: Trace) -> str:
@@ -87,13 +95,17 @@ def shortened(trace: Trace) -> str:
     return text if len(text) <= TITLE else text[: TITLE - 1].rstrip() + "…"
 
 
-def lead(model: Any, told: Answers) -> str:
-    view, massive = model.view, told.trace.massive()
-    named = ", ".join(f"{at} {shown(told.trace.tokens[at])}" for at in massive)
-    left_out = f"{len(massive)} massive tokens left out of the clouds: {named}" if massive else "no massive token"
+def lead(model: Any, *texts: Answers) -> str:
+    """What was run, and how large each text is."""
+    view, sizes = model.view, []
+    for told in texts:
+        massive = told.trace.massive()
+        named = ", ".join(f"{at} {shown(told.trace.tokens[at])}" for at in massive)
+        left_out = f"{len(massive)} massive tokens left out of the clouds: {named}" if massive else "no massive token"
+        sizes.append(f"{len(told.trace)} tokens; {left_out}.")
     return (
         f"{view.facts['model']}: {view.layers} layers, {view.heads} heads, width {view.width}. "
-        f"{len(told.trace)} tokens; {left_out}. Definitions are under the dotted words, numbers under the pictures."
+        f"{' '.join(sizes)} Definitions are under the dotted words, numbers under the pictures."
     )
 
 

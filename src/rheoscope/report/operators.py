@@ -1,13 +1,17 @@
 """The operators of a model as a terminal table, a page and JSON."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.covers.operators import DEFINITIONS, operators
 from rheoscope.covers.scores import DEFINITIONS as SCORE_DEFINITIONS
 from rheoscope.covers.scores import scores
+from rheoscope.report.answers import types_of
 from rheoscope.report.dataset import save_json
 from rheoscope.report.page import Cell, Page, png, save
+from rheoscope.report.picture import Picture
+from rheoscope.report.plot.scores import picture_scores
 
 if TYPE_CHECKING:
     import xarray
@@ -78,20 +82,22 @@ def extremes(dataset: "xarray.Dataset") -> str:
     return "\n".join(lines)
 
 
-def page(dataset: "xarray.Dataset", picture: bytes) -> Page:
-    """The maps, then the table, with a definition behind every column."""
+def page(
+    dataset: "xarray.Dataset",
+    picture: Picture,
+    on_text: "xarray.Dataset | None" = None,
+    types: "xarray.Dataset | None" = None,
+) -> Page:
+    """The maps, then the table, with a definition behind every column; on a text, what scores are made of there."""
     model = dataset.attrs["model"]
     lead = (
         "Each head is two operators on the space where tokens live: the QK circuit (M) says who is relevant to whom, the OV "
         f"circuit (F) says what is carried over. Recomputation is {dataset.attrs['certificate']}."
     )
     header: list[str | Cell] = ["layer", *(Cell(title, DEFINITIONS[name]) for name, title in COLUMNS.items())]
-    caption = "One square a head. Symmetry and copying compare with 0, the positive share with one half, at random."
-    return (
-        Page(f"Operators of {model}", lead)
-        .picture("Every head", picture, caption)
-        .table("Layer by layer: median (lowest…highest head)", header, layer_rows(dataset))
-    )
+    page = Page(f"Operators of {model}", lead).drawing(replace(picture, title="Every head"))
+    page = page.table("Layer by layer: median (lowest…highest head)", header, layer_rows(dataset))
+    return page if on_text is None else page.drawing(picture_scores(on_text, types))
 
 
 def show(model: "Model", text: str | None, raw: bool, explain: bool, json_file: Path | None, html: Path | None) -> None:
@@ -99,7 +105,7 @@ def show(model: "Model", text: str | None, raw: bool, explain: bool, json_file: 
     from rich.console import Console
     from rich.progress import Progress
 
-    from rheoscope.report.plot.operators import plot_operators
+    from rheoscope.report.plot.operators import picture_operators, plot_operators
 
     view, console = model.view, Console(highlight=False)
     console.print(
@@ -124,8 +130,9 @@ def show(model: "Model", text: str | None, raw: bool, explain: bool, json_file: 
         )
     said = []
     if html is not None:
-        picture = png(plot_operators(dataset))
-        said += [page(dataset, picture).save(html), save(picture, html.with_suffix(".png"))]
+        types = types_of(model)
+        drawn, picture = picture_operators(dataset, types), png(plot_operators(dataset, types))
+        said += [page(dataset, drawn, on_text, types).save(html), save(picture, html.with_suffix(".png"))]
     if json_file is not None:
         said.append(save_json({"operators": dataset} | ({} if on_text is None else {"scores": on_text}), json_file))
     if said:

@@ -54,13 +54,15 @@ small { color: var(--muted); }
 @media (max-width: 60rem) { .panels { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
 @media (max-width: 42rem) { .panels { grid-template-columns: minmax(0, 1fr); } .of2 { grid-column: auto; }
   body { padding: 1.5rem 1rem 3rem; } }
+.caption + .key { margin: -.4rem 0 1.2rem; font-size: .85rem; }
 .key { display: flex; flex-wrap: wrap; gap: 0 1rem; list-style: none; margin: 0; padding: 0; font-size: .78rem; color: var(--muted); }
 .key i { display: inline-block; width: 1.1rem; height: 0; border-top: 2.5px solid var(--c); margin-right: .4rem; vertical-align: middle; }
 .key i.dashed { border-top-style: dashed; }
 .key i.dots { width: .55rem; height: .55rem; border: 0; border-radius: 50%; background: var(--c); }
 svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; }
 svg text { fill: var(--muted); } svg text.axis { fill: var(--muted); } svg .cell text, svg text.word { fill: var(--ink); }
-svg .cell text.on { fill: #fff; } svg .cell rect { stroke: var(--line); stroke-width: .5; }
+svg .cell text.on { fill: #fff; }
+svg circle.on { stroke: var(--paper); stroke-width: 1.2; pointer-events: none; } svg .cell rect { stroke: var(--line); stroke-width: .5; }
 svg .cell rect.marked { stroke: var(--ink); stroke-width: 2; } svg .cell:hover rect { stroke: var(--ink); stroke-width: 1.5; }
 svg .grid { stroke: var(--line); } svg .hit { fill: transparent; } svg .hit:hover { fill: var(--muted); fill-opacity: .16; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; } svg .line.null { stroke-dasharray: 5 4; stroke-width: 1.6; }

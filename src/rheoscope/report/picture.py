@@ -7,6 +7,7 @@ notebooks, SVG for pages. So all three show the same numbers.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A map of rows x columns; colour from `low` over 0 to `high`, negative values in the second colour."""
+    """A map of rows x columns; colour from `low` over `centre` to `high`, values below the centre in the second colour."""
 
     values: np.ndarray
     texts: Sequence[Sequence[str]] = ()
@@ -64,12 +65,13 @@ class Cells:
     marked: frozenset[tuple[int, int]] = frozenset()
     low: float = 0.0
     high: float = 1.0
+    centre: float = 0.0
 
     @property
     def shades(self) -> np.ndarray:
-        """Every value from −1 (as dark as it gets, below zero) to 1; 0 where there is none."""
-        reach = max(abs(self.low), abs(self.high), 1e-30)
-        return np.clip(np.nan_to_num(self.values.astype(float), nan=0.0) / reach, -1, 1)
+        """Every value from −1 (as dark as it gets, below the centre) to 1; 0 where there is none."""
+        reach = max(abs(self.low - self.centre), abs(self.high - self.centre), 1e-30)
+        return np.clip(np.nan_to_num(self.values.astype(float) - self.centre, nan=0.0) / reach, -1, 1)
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,17 @@ class Panel:
 
     @property
     def key(self) -> dict[str, tuple[str, str]]:
-        """Name → (colour, style) of the series that need one: those with a name and no hover text of their own."""
-        series = [mark for mark in self.marks if isinstance(mark, Line) and mark.name and not mark.tip]
-        return {mark.name: (mark.colour, mark.style) for mark in series}
+        """Name → (colour, style) of what needs one: named shapes, and named lines without a hover text of their own."""
+        lines = [mark for mark in self.marks if isinstance(mark, Line) and mark.name and not mark.tip]
+        shapes = [mark for mark in self.marks if isinstance(mark, Shape) and mark.name]
+        return {mark.name: (mark.colour, mark.style) for mark in lines} | {
+            mark.name: (mark.colour, "dots") for mark in shapes
+        }
+
+    @property
+    def cells(self) -> bool:
+        """Is it a map? Then rows count from the top."""
+        return any(isinstance(mark, Cells) for mark in self.marks)
 
     def span(self, direction: str) -> tuple[float, float]:
         """The least and greatest value on the axis `x` or `y`, with some air."""
@@ -140,6 +150,11 @@ class Picture:
     title: str
     caption: str
     panels: tuple[Panel, ...]
+
+    @property
+    def key(self) -> dict[str, tuple[str, str]]:
+        """What stands on its maps: name → (colour, style), said once for all of them."""
+        return {name: look for panel in self.panels if panel.cells for name, look in panel.key.items()}
 
     def rows(self, columns: int = 3) -> list[list[Panel]]:
         """Panels side by side while they fit.
@@ -204,6 +219,21 @@ def number(value: float) -> str:
     if not math.isfinite(value):
         return "none" if math.isnan(value) else "∞"
     return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+def in_words(values: Sequence[float]) -> list[str]:
+    """Evenly spaced numbers with as many digits as tell them apart.
+
+    >>> in_words([0.0, 0.5, 1.0]), in_words([2.395, 2.4, 2.405]), in_words([0.0, 1e6])
+    (['0', '0.5', '1'], ['2.395', '2.400', '2.405'], ['0', '1e+06'])
+    """
+    words = [number(value) for value in values]
+    apart = min((b - a for a, b in pairwise(values)), default=1.0)
+    if len(set(words)) == len(words) and all(
+        abs(float(w) - v) < 1e-3 * apart for w, v in zip(words, values, strict=True)
+    ):
+        return words
+    return [f"{value:.{max(0, -math.floor(math.log10(apart)))}f}" for value in values]
 
 
 def thinned(axis: Axis, most: int) -> list[int]:

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.covers.patching import attention_patching
+from rheoscope.covers.patching import ETAS, attention_patching
 from rheoscope.covers.reversed_attention import backward, of_one, reversed_attention
+from rheoscope.report.answers import Answers, types_of
 from rheoscope.report.dataset import save_json
+from rheoscope.report.flow_page import picture_of, provenance, shortened, token_strip
+from rheoscope.report.page import Page
 from rheoscope.report.tokens import shown
 from rheoscope.space.trace import Trace
 
@@ -81,21 +84,57 @@ def sentences(
     ]
 
 
-def show(model: Any, text: str, target: str | None, position: int, top: int, json_file: Path | None) -> None:
+def reverse_page(model: Any, told: Answers, rows: list[Pulled], lines: list[str], target: str) -> Page:
+    """The sentences, the heads that are pulled at, and both pictures, heads marked by their types."""
+    tokens, at = told.trace.tokens, int(told.found["reversed_attention"].attrs["position"])
+    lead = (
+        f"{model.view.facts['model']}: how the loss −log p({target}) after {shown(tokens[at])}, token {at}, wants attention to change. "
+        "R is the gradient of the scores; where it is negative, a score should rise."
+    )
+    page = Page(f"Reversed attention: {shortened(told.trace)}", lead).section("The text", token_strip(told))
+    page = page.lines("What the pull says", lines)
+
+    def named(some: list[tuple[int, float]]) -> str:
+        return ", ".join(f"{shown(tokens[token])} {token} ({value:+.3f})" for token, value in some)
+
+    table = [[f"L{row.layer}.H{row.head}", f"{row.norm:.4f}", named(row.more), named(row.less)] for row in rows]
+    page = page.table(
+        "The heads that are pulled at most", ["head", "‖R‖", "should look more at", "should look less at"], table
+    )
+    for name in ("reversed_attention", "patching"):
+        page = page.drawing(picture_of(name, told, model.words))
+    return page.facts("Where the numbers come from", provenance(told.trace, told))
+
+
+def show(
+    model: Any,
+    text: str,
+    target: str | None,
+    position: int,
+    top: int,
+    json_file: Path | None,
+    html: Path | None = None,
+) -> None:
     """What `rheoscope reverse` does: one backward pass, the heads and tokens that are pulled at, and the file asked for."""
     from rich.console import Console
 
     console, trace = Console(highlight=False), model.trace(text)
     found = reversed_attention(model, trace, target, position)
     wanted, at = int(found.attrs["target"]), int(found.attrs["position"])
-    patched = attention_patching(model, trace, wanted, (STEP, 0.0), position=at)
+    patched = attention_patching(model, trace, wanted, (STEP, 0.0) if html is None else ETAS, position=at)
     rows, name = strongest(model, trace, found, top), shown(model.words([wanted])[0])
     after = shown(trace.tokens[at])
     console.print(
         f"{model.view.facts['model']} · L = −log p({name}) after {after}, token {at}", style="dim", markup=False
     )
     console.print(pull_table(rows, trace.tokens))
-    for line in sentences(found, patched, rows, trace.tokens, name):
+    lines = sentences(found, patched, rows, trace.tokens, name)
+    for line in lines:
         console.print(f"• {line}", markup=False)
     if json_file is not None:
         console.print(save_json({"reversed_attention": found, "patching": patched}, json_file), soft_wrap=True)
+    if html is not None:
+        types = types_of(model)
+        drawn = {"reversed_attention": found, "patching": patched} | ({} if types is None else {"head_types": types})
+        told = Answers(trace, drawn, {})
+        console.print(reverse_page(model, told, rows, lines, name).save(html), soft_wrap=True)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.covers.against import Against
 from rheoscope.covers.surgery import surgery
 from rheoscope.report.dataset import save_json
+from rheoscope.report.page import Page
+from rheoscope.report.plot.surgery import heads_of as changed
+from rheoscope.report.plot.surgery import picture_surgery
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -64,7 +67,7 @@ def sentences(dataset: "xarray.Dataset") -> list[str]:
     before = float((dataset.loss_before * dataset.tokens).sum() / dataset.tokens.sum())
     cost = dataset.cost.to_series().to_dict()
     said = [
-        f"The loss is {before:.3f} nats per token; with {dataset.attrs['replaces']} in heads {dataset.attrs['heads']} it changes by "
+        f"The loss is {before:.3f} nats per token; with {dataset.attrs['replaces']} in {changed(dataset)} it changes by "
         f"{cost['edit']:+.4f} (over {int(dataset.tokens.sum())} tokens)."
     ]
     for name in ("size", "cloud"):
@@ -86,8 +89,32 @@ def _compared(dataset: "xarray.Dataset", name: str) -> str:
     return f"{told}, which this text does not tell from 0" if low <= 0 <= high else told
 
 
+def surgery_page(model: Any, dataset: "xarray.Dataset") -> Page:
+    """The sentences, the picture and the table of costs."""
+    lead = (
+        f"{model.view.facts['model']}: what another M (QK circuit) or F (OV circuit) costs, in nats per token over "
+        f"{int(dataset.tokens.sum())} tokens, {dataset.sizes['text']} piece{'s' * (dataset.sizes['text'] > 1)} of text."
+    )
+    rows = [
+        [CHANGES[name], f"{float(dataset.cost.sel(change=name)):+.4f}", _interval(dataset.sel(change=name))]
+        for name in map(str, dataset.change.values)
+    ]
+    page = Page(f"Surgery: {dataset.attrs['replaces']} in {changed(dataset)}", lead)
+    page = page.lines("What the numbers say", sentences(dataset)).drawing(picture_surgery(dataset))
+    page = page.table("Every change", ["change", "cost", "95 % interval"], rows)
+    facts = {name: str(value) for name, value in dataset.attrs.items() if name not in ("text", "analysis")}
+    return page.facts("Where the numbers come from", facts)
+
+
 def show(
-    model: Any, text: str, heads: str | None, M: str | None, F: str | None, draws: int, json_file: Path | None
+    model: Any,
+    text: str,
+    heads: str | None,
+    M: str | None,
+    F: str | None,
+    draws: int,
+    json_file: Path | None,
+    html: Path | None = None,
 ) -> None:
     """What `rheoscope surgery` does: run the model under every change, a table, and the file asked for."""
     from rich.console import Console
@@ -108,3 +135,5 @@ def show(
         console.print(f"• {line}", markup=False)
     if json_file is not None:
         console.print(save_json({"surgery": dataset}, json_file), soft_wrap=True)
+    if html is not None:
+        console.print(surgery_page(model, dataset).save(html), soft_wrap=True)

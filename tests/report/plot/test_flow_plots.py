@@ -15,6 +15,7 @@ from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import PALETTE, Axis, Cells, Line, Panel, Picture, Shape, Word, decades, ticks
 from rheoscope.report.plot.clusters import ALONE, largest, ribbon, stacked, tracked
+from rheoscope.report.plot.readout import LEAST
 from rheoscope.report.plot.trajectory import maker, speeds
 from rheoscope.report.plot.transport import MOST, cycles_of, swaps
 from tests.report.cases import FLOW, Parts, model, told
@@ -89,6 +90,27 @@ def test_cells_shade_by_value_and_mark_the_answer() -> None:
     assert shades == [(blue, "0.00"), (blue, "0.50"), (orange, "1.00"), (blue, "0.00")]
     assert parts.count("rect", "marked") == 1
     assert "<c>" in parts.texts["text"]
+
+
+def test_a_map_may_have_another_centre_than_0() -> None:
+    cells = Cells(np.array([[0.0, 0.5, 1.0, math.nan]]), centre=0.5)
+    assert cells.shades.tolist() == [[-1.0, 0.0, 1.0, 0.0]]
+
+
+def test_keys_in_a_notebook_stand_once_a_panel() -> None:
+    two = Line("a", [0, 1], [1, 2]), Line("b", [0, 1], [2, 1], "second"), Line("a", [0, 1], [3, 3])
+    drawn = in_notebook(Picture("", "", (Panel("one", "", two), Panel("two", "", two), Panel("alone", "", two[:1]))))
+    shown = [(trace.name, trace.legend) for trace in drawn.data if trace.showlegend]
+    assert shown == [("a", "legend2"), ("b", "legend2"), ("a", "legend3"), ("b", "legend3")]
+    assert drawn.layout.legend2.x < drawn.layout.legend3.x
+
+
+def test_a_long_name_at_the_edge_stays_on_the_sheet() -> None:
+    names = ("a very long name", "b", "c", "another very long name")
+    drawn = svg(Panel("", "", (Line("", range(4), range(4)),), Axis("", names)))
+    for element, attrs in Parts(drawn).elements:
+        if element == "text":
+            assert 0 < float(str(attrs["x"])) < 360
 
 
 def test_words_of_others_are_escaped_everywhere() -> None:
@@ -203,6 +225,14 @@ def test_readout_tells_tokens_by_their_words() -> None:
     assert bare.texts[0][0] == f"#{int(lens.top_tokens[0, 0])}"
     worded = rs.plot(lens, words=model().words).axes[0]
     assert len(worded.texts) == 7 * 5
+    places = picture("readout").panels[-1].marks[0]
+    assert isinstance(places, Cells)
+    assert np.array_equal(places.values, lens.said_probability.values)
+    assert places.texts[2][3] == f"#{int(lens.said[2, 3])}"
+    assert {(6, at) for at in range(16)} <= set(places.marked)
+    divergence = picture("readout").panels[3]
+    assert divergence.y.log
+    assert line(divergence, "KL").y[-1] == LEAST
     assert worded.texts[0].get_text() == model().words([int(lens.top_tokens[0, 0])])[0].replace(" ", "·")
     answers: Any = bare.marked
     assert (6, 0) in answers

@@ -51,11 +51,13 @@ def test_costs_stand_at_their_places_with_their_intervals() -> None:
     dataset = found()["surgery"]
     costs, texts = picture("surgery").panels
     ends = [mark for mark in costs.marks if isinstance(mark, Line)]
-    for at, name in enumerate(dataset.change.values):
+    for at, name in enumerate(dataset.change.values[::-1]):  # the edit on top
         row = dataset.sel(change=name)
-        assert list(ends[2 * at].y) == [float(row.cost_low), float(row.cost_high)]
-        assert list(ends[2 * at + 1].y) == [float(row.cost)]
-        assert list(ends[2 * at + 1].x) == [at]
+        assert list(ends[2 * at].x) == [float(row.cost_low), float(row.cost_high)]
+        assert list(ends[2 * at + 1].x) == [float(row.cost)]
+        assert list(ends[2 * at + 1].y) == [at]
+    assert costs.y.names[-1] == "edit"
+    assert picture("surgery").title.endswith("in all heads of L2")
     assert lines(texts)["after"].y == pytest.approx(dataset.loss_after.values)
     assert lines(texts)["random"].y == pytest.approx(dataset.loss_control.sel(control="size").values)
 

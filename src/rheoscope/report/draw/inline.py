@@ -16,6 +16,7 @@ from rheoscope.report.picture import (
     Word,
     colour_of,
     decades,
+    in_words,
     number,
     thinned,
     ticks,
@@ -25,6 +26,8 @@ COLUMN, ROW, GAP = 360, 236, 28
 TOP, RIGHT, BOTTOM = 10, 12, 36
 LETTER = 6.2
 """Mean width of a letter of 11 units."""
+LONGEST = 20
+"""Letters of a name on the left; the rest is cut."""
 
 
 class Frame:
@@ -34,7 +37,7 @@ class Frame:
         self.width = COLUMN * panel.columns + GAP * (panel.columns - 1)
         self.height = round(ROW * panel.height)
         self.left = _margin(panel)
-        self.panel, self.cells = panel, any(isinstance(mark, Cells) for mark in panel.marks)
+        self.panel, self.cells = panel, panel.cells
         self.xs, self.ys = _scaled(panel, "x"), _scaled(panel, "y")
 
     def x(self, value: float) -> float:
@@ -52,8 +55,9 @@ class Frame:
 
 
 def figures(picture: Picture) -> str:
-    """Every panel of a picture as an HTML figure, with its key and how to read it."""
-    return f'<p class="caption">{escape(picture.caption)}</p><div class="panels">{"".join(map(figure, picture.panels))}</div>'
+    """Every panel of a picture as an HTML figure, with its key and how to read it; maps share one key."""
+    head = f'<p class="caption">{escape(picture.caption)}</p>{key(picture.key) if picture.key else ""}'
+    return f'{head}<div class="panels">{"".join(map(figure, picture.panels))}</div>'
 
 
 def figure(panel: Panel) -> str:
@@ -64,16 +68,15 @@ def figure(panel: Panel) -> str:
     least = f' style="min-width:{round(0.75 * Frame(panel).width)}px"' if worded and panel.columns > 1 else ""
     sheet = svg(panel).replace("<svg", f"<svg{least}", 1)
     kind = f"of{panel.columns}{' tall' * (panel.height > 1.5 and panel.columns == 2)}"
-    return f'<figure class="{kind}">{head}{key(panel)}<div class="scroll">{sheet}</div></figure>'
+    own = "" if panel.cells or len(panel.key) < 2 else key(panel.key)
+    return f'<figure class="{kind}">{head}{own}<div class="scroll">{sheet}</div></figure>'
 
 
-def key(panel: Panel) -> str:
-    """Which colour is what, as a list; nothing where there is only one."""
-    if len(panel.key) < 2:
-        return ""
+def key(looks: dict[str, tuple[str, str]]) -> str:
+    """Which colour is what, as a list."""
     items = (
         f'<li><i class="{style}" style="--c:{colour_of(colour)}"></i>{escape(name)}</li>'
-        for name, (colour, style) in panel.key.items()
+        for name, (colour, style) in looks.items()
     )
     return f'<ul class="key">{"".join(items)}</ul>'
 
@@ -100,9 +103,10 @@ def line(frame: Frame, mark: Line) -> str:
     """A line is broken where a value is missing."""
     tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
     if mark.style == "dots":
+        r = dot(frame)
         spots = (_at(frame, float(x), float(y)) for x, y in zip(mark.x, mark.y, strict=True) if _there(frame, float(y)))
         return "".join(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colour_of(mark.colour)}">{tip}</circle>'
+            f'<circle{" class=on" * frame.cells} cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" fill="{colour_of(mark.colour)}">{tip}</circle>'
             for x, y in spots
         )
     look = f'class="{"path" if mark.tip else "line"}{" null" * (mark.style == "dashed")}" stroke="{colour_of(mark.colour)}"'
@@ -110,6 +114,13 @@ def line(frame: Frame, mark: Line) -> str:
         f'<polyline {look} points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in piece)}">{tip}</polyline>'
         for piece in _pieces(frame, mark)
     )
+
+
+def dot(frame: Frame) -> float:
+    """The radius of a dot: on a map it leaves room for the cell around it."""
+    if not frame.cells:
+        return 3.2
+    return min(4.0, 0.3 * abs(frame.x(1.0) - frame.x(0.0)), 0.36 * abs(frame.y(1.0) - frame.y(0.0)))
 
 
 def shape(frame: Frame, mark: Shape) -> str:
@@ -151,13 +162,14 @@ def cell(mark: Cells, row: int, column: int, shade: float, box: tuple[float, flo
 def word(frame: Frame, mark: Word) -> str:
     anchor, shift = {"left": ("end", -6), "right": ("start", 6), "middle": ("middle", 0)}[mark.side]
     x, y = frame.x(float(mark.x)) + shift, frame.y(float(mark.y)) + 4
-    return f'<text class="word" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(_short(mark.text, 18))}</text>'
+    text = _short(mark.text, 18 if mark.side != "middle" else int(frame.width / LETTER) - 2)
+    return f'<text class="word" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def hits(frame: Frame) -> str:
-    """A column for every x that says all values there; none where lines answer for themselves."""
+    """A column for every x that says all values there; none where lines, or cells, answer for themselves."""
     series = [mark for mark in frame.panel.marks if isinstance(mark, Line) and mark.name]
-    if any(mark.tip for mark in series) or not series:
+    if frame.cells or any(mark.tip for mark in series) or not series:
         return ""
     table: dict[float, list[str]] = {}
     for mark in series:
@@ -185,11 +197,15 @@ def axes(frame: Frame) -> str:
         y = frame.y(value)
         if not frame.cells:
             drawn.append(f'<line class="grid" x1="{frame.left}" x2="{edge}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        drawn.append(f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
+        drawn.append(
+            f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(_short(text, LONGEST))}</text>'
+        )
     names = [frame.panel.x.names[at] for at in thinned(frame.panel.x, len(frame.panel.x.names) or 1)]
-    longest = max(map(len, names), default=3)
+    longest = max(map(len, names), default=5)
     for value, text in _labels(frame.panel.x, frame.xs, _room(edge - frame.left, (longest + 1) * LETTER)):
-        drawn.append(f'<text x="{frame.x(value):.1f}" y="{foot + 15}" text-anchor="middle">{escape(text)}</text>')
+        half = len(text) * LETTER / 2
+        x = min(max(frame.x(value), half), frame.width - half)  # a long word at the edge stays on the sheet
+        drawn.append(f'<text x="{x:.1f}" y="{foot + 15}" text-anchor="middle">{escape(text)}</text>')
     middle = (frame.left + edge) / 2
     name = escape(frame.panel.x.label)
     drawn.append(f'<text class="axis" x="{middle:.0f}" y="{frame.height - 5}" text-anchor="middle">{name}</text>')
@@ -209,8 +225,10 @@ def _labels(axis: Axis, span: tuple[float, float], most: int) -> list[tuple[floa
     if axis.names:
         return [(float(at), axis.names[at]) for at in thinned(axis, most)]
     if axis.log:
-        return [(value, number(value)) for value in decades(10 ** span[0], 10 ** span[1])]
-    return [(value, number(value)) for value in ticks(*span, max(2, min(most, 5)))]
+        values = decades(10 ** span[0], 10 ** span[1])
+        return [(value, number(value)) for value in values[:: math.ceil(len(values) / max(most, 1)) or 1]]
+    values = ticks(*span, max(2, min(most, 5)))
+    return list(zip(values, in_words(values), strict=True))
 
 
 def _room(length: int, each: float) -> int:
@@ -225,7 +243,7 @@ def _scaled(panel: Panel, direction: str) -> tuple[float, float]:
     if axis.log:
         low, high = math.log10(low), math.log10(high)
         return low - 0.06 * (high - low or 1), high + 0.06 * (high - low or 1)
-    if axis.names and not any(isinstance(mark, Cells) for mark in panel.marks) and high > low:
+    if axis.names and not panel.cells and high > low:
         return low - 0.02 * (high - low), high + 0.02 * (high - low)
     return low, high
 
@@ -235,7 +253,7 @@ def _margin(panel: Panel) -> int:
     if panel.y.bare:
         return 26 if panel.y.label else 10
     longest = max((len(name) for name in panel.y.names), default=5)
-    return round(min(longest, 14) * LETTER) + (26 if panel.y.label else 12)
+    return round(min(longest, LONGEST) * LETTER) + (28 if panel.y.label else 16)
 
 
 def _at(frame: Frame, x: float, y: float) -> tuple[float, float]:

@@ -22,23 +22,61 @@ def in_notebook(picture: Picture) -> Any:
         for at, row in enumerate(rows)
         for k, panel in enumerate(row)
     ]
-    titles = [escaped(panel.title) for panel, _, _ in placed]
     figure = make_subplots(
         len(rows),
         3,
         specs=specs(rows),
-        subplot_titles=titles,
+        subplot_titles=[escaped(panel.title) for panel, _, _ in placed],
         row_heights=heights,
-        vertical_spacing=min(80 / (120 + 280 * sum(heights)), 0.9 / len(rows)),
+        horizontal_spacing=between(picture),
+        vertical_spacing=min(130 / (160 + 310 * sum(heights)), 0.9 / len(rows)),
     )
-    for panel, row, column in placed:
+    for at, (panel, row, column) in enumerate(placed):
         for mark in panel.marks:
-            put(figure, mark, panel, row, column)
+            put(figure, mark, panel, row, column, "legend" if panel.cells else f"legend{at + 2}")
         figure.update_xaxes(**axis_of(panel.x, panel, "x"), row=row, col=column)
         figure.update_yaxes(**axis_of(panel.y, panel, "y"), row=row, col=column)
-    title = {"text": escaped(picture.title), "x": 0.01, "font": {"color": INK}}
-    figure.update_layout(template="plotly_white", title=title, height=120 + 280 * sum(heights), showlegend=False)
+        head(figure, panel, at, figure.get_subplot(row, column))
+    each_once(figure)
+    title = {"text": escaped(picture.title), "x": 0.01, "y": 0.99, "yanchor": "top", "font": {"color": INK}}
+    below = {"orientation": "h", "x": 0, "y": 0.005, "yanchor": "bottom", "yref": "container"}
+    figure.update_layout(template="plotly_white", title=title, height=160 + 310 * sum(heights), legend=below)
     return figure
+
+
+def between(picture: Picture) -> float:
+    """Room between panels for the names on the left of them."""
+    longest = max((len(name) for panel in picture.panels for name in panel.y.names), default=0)
+    return min(0.05 + 0.006 * min(longest, 16), 0.14)
+
+
+def head(figure: Any, panel: Panel, at: int, place: Any) -> None:
+    """The title of a panel on its left, and its key: in the line below where it fits, else inside."""
+    (left, right), top = place.xaxis.domain, place.yaxis.domain[1]
+    figure.layout.annotations[at].update(x=left, xanchor="left", yshift=22, font={"size": 13, "color": INK})
+    if panel.cells or len(panel.key) < 2:
+        return
+    fits = sum(42 + 5 * len(name) for name in panel.key) < 1000 * (right - left)
+    spot = (
+        {"x": left, "xanchor": "left", "yanchor": "bottom"}
+        if fits
+        else {"x": right, "xanchor": "right", "yanchor": "top"}
+    )
+    look = {
+        "orientation": "h" if fits else "v",
+        "font": {"size": 10, "color": INK},
+        "bgcolor": "rgba(255,255,255,0.6)",
+    }
+    figure.layout[f"legend{at + 2}"] = spot | look | {"y": top}
+
+
+def each_once(figure: Any) -> None:
+    """A name stands once in a key, whoever has it."""
+    seen: set[tuple[str, str]] = set()
+    for trace in figure.data:
+        if trace.showlegend:
+            trace.showlegend = (trace.legend, trace.name) not in seen
+            seen.add((trace.legend, trace.name))
 
 
 def specs(rows: list[list[Panel]]) -> list[list[dict[str, int] | None]]:
@@ -52,7 +90,7 @@ def specs(rows: list[list[Panel]]) -> list[list[dict[str, int] | None]]:
     return table
 
 
-def put(figure: Any, mark: Any, panel: Panel, row: int, column: int) -> None:
+def put(figure: Any, mark: Any, panel: Panel, row: int, column: int, legend: str) -> None:
     from plotly import graph_objects as go
 
     if isinstance(mark, Word):
@@ -69,19 +107,25 @@ def put(figure: Any, mark: Any, panel: Panel, row: int, column: int) -> None:
         drawn = heat(mark, panel)
     else:
         drawn = line(mark, panel)
+    named = getattr(mark, "name", "") in panel.key and (panel.cells or len(panel.key) > 1)
+    drawn.update(showlegend=named, **({"legend": legend} if named else {}))
     figure.add_trace(drawn, row=row, col=column)
+    for at in mark.marked if isinstance(mark, Cells) and not len(mark.texts) else ():
+        frame = {"x0": at[1] - 0.5, "x1": at[1] + 0.5, "y0": at[0] - 0.5, "y1": at[0] + 0.5}
+        figure.add_shape(type="rect", **frame, line={"color": INK, "width": 1.5}, row=row, col=column)
 
 
 def line(mark: Line, panel: Panel) -> Any:
     from plotly import graph_objects as go
 
     names = [escaped(panel.x.names[int(x)]) if panel.x.names else x for x in mark.x]
-    template = "%{customdata}: %{y:.4g}" if not mark.tip else escaped(mark.tip)
+    template = None if panel.cells else escaped(mark.tip) or "%{customdata}: %{y:.4g}"
     return go.Scatter(
-        x=list(mark.x), y=list(mark.y), name=escaped(mark.name), customdata=names, hovertemplate=template,
+        x=list(mark.x) or [None], y=list(mark.y) or [None], name=escaped(mark.name), customdata=names, hovertemplate=template,
         mode="markers" if mark.style == "dots" else "lines",
         line={"color": colour_of(mark.colour), "dash": "dash" if mark.style == "dashed" else "solid", "width": 1 if mark.tip else 2},
-        marker={"color": colour_of(mark.colour), "size": 6},
+        marker={"color": colour_of(mark.colour), "size": 6, "line": {"color": PAPER, "width": 1.0 * panel.cells}},
+        hoverinfo="skip" if panel.cells else None,
     )  # fmt: skip
 
 
@@ -100,11 +144,10 @@ def heat(cells: Cells, panel: Panel) -> Any:
 
 def axis_of(axis: Axis, panel: Panel, direction: str) -> dict[str, Any]:
     """An axis in plotly's words."""
-    cells = any(isinstance(mark, Cells) for mark in panel.marks)
     told: dict[str, Any] = {"title": {"text": escaped(axis.label), "font": {"size": 11, "color": MUTED}}}
     if axis.log:
         told |= {"type": "log"}
-    elif cells and direction == "y":
+    elif panel.cells and direction == "y":
         told |= {"autorange": "reversed"}
     else:
         told |= {"range": list(panel.span(direction))}

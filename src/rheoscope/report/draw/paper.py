@@ -1,6 +1,6 @@
 """Pictures for papers: matplotlib."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
 from rheoscope.report.style import INK, MUTED, PAPER, new_figure, styled
@@ -25,7 +25,17 @@ def on_paper(picture: Picture) -> "Figure":
                 draw(figure.add_subplot(grid[at, left : left + panel.columns]), panel)
                 left += panel.columns
         figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11)
+        if picture.key:
+            share_key(figure, picture)
     return figure
+
+
+def share_key(figure: "Figure", picture: Picture) -> None:
+    """What stands on the maps, once for all of them, below."""
+    from matplotlib.lines import Line2D
+
+    dots = [Line2D([], [], marker="o", linestyle="", color=colour_of(colour)) for colour, _ in picture.key.values()]
+    figure.legend(dots, list(picture.key), loc="outside lower left", ncols=8, frameon=False, fontsize=7)
 
 
 def draw(axes: "Axes", panel: Panel) -> None:
@@ -37,12 +47,16 @@ def draw(axes: "Axes", panel: Panel) -> None:
 
 def put(axes: "Axes", mark: Line | Shape | Cells | Word) -> None:
     if isinstance(mark, Line):
+        size = 5 if axes.images else 3.5
+        ring: dict[str, Any] = {"markeredgecolor": PAPER, "markeredgewidth": 0.7} if axes.images else {}
         look = {"solid": "-", "dashed": "--", "dots": "o"}[mark.style]
         width = 0.8 if mark.tip else 1.6
         label = "" if mark.tip else mark.name
-        axes.plot(mark.x, mark.y, look, color=colour_of(mark.colour), label=label, linewidth=width, markersize=3.5)
+        axes.plot(
+            mark.x, mark.y, look, color=colour_of(mark.colour), label=label, linewidth=width, markersize=size, **ring
+        )
     elif isinstance(mark, Shape):
-        axes.fill(mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0)
+        axes.fill(mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0, label=mark.name)
     elif isinstance(mark, Word):
         side = {"left": "right", "right": "left", "middle": "center"}[mark.side]
         axes.text(mark.x, mark.y, plain(mark.text), ha=side, va="center", fontsize=7, color=INK)
@@ -74,25 +88,46 @@ def plain(text: str) -> str:
 
 
 def dress(axes: "Axes", panel: Panel) -> None:
-    axes.set_title(panel.title, loc="left", fontsize=9, color=INK)
+    keyed = not panel.cells and len(panel.key) > 1
+    rows = key(axes, panel) if keyed else 0
+    axes.set_title(panel.title, loc="left", fontsize=9, color=INK, pad=6 + 11 * rows)
     for axis, which, set_scale, limits in (
         (panel.x, axes.xaxis, axes.set_xscale, axes.set_xlim),
         (panel.y, axes.yaxis, axes.set_yscale, axes.set_ylim),
     ):
         if axis.log:
             set_scale("log")
-        elif not any(isinstance(mark, Cells) for mark in panel.marks):
-            limits(*panel.span("x" if axis is panel.x else "y"))
-        label(which, axis)
+        elif not panel.cells:
+            low, high = panel.span("x" if axis is panel.x else "y")
+            air = 0.02 * (high - low) if axis.names else 0.0
+            limits(low - air, high + air)
+        label(which, axis, 16 if panel.columns == 3 or axis is panel.y else 12)
     axes.spines[["left", "bottom"]].set_visible(not panel.y.bare)
-    if len(panel.key) > 1:
-        axes.legend(frameon=False, fontsize=7)
 
 
-def label(which: object, axis: Axis) -> None:
+def key(axes: "Axes", panel: Panel) -> int:
+    """The key between title and axes, where it covers nothing; gives the number of its rows."""
+    widest, room = max(map(len, panel.key)) + 6, 74 * panel.columns
+    columns = max(1, min(len(panel.key), room // widest))
+    look: dict[str, Any] = {"handlelength": 1.6, "columnspacing": 1.0, "borderaxespad": 0.2, "borderpad": 0.0}
+    handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    axes.legend(
+        handles.values(),
+        handles,
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
+        frameon=False,
+        fontsize=7,
+        **look,
+    )
+    return -(-len(handles) // columns)
+
+
+def label(which: object, axis: Axis, most: int) -> None:
     which.set_label_text(axis.label, color=MUTED)  # type: ignore[attr-defined]
     if axis.bare:
         which.set_ticks([])  # type: ignore[attr-defined]
     elif axis.names:
-        at = thinned(axis, 12 if len(axis.names) <= 40 else 8)
+        at = thinned(axis, most if len(axis.names) <= 40 else 8)
         which.set_ticks(at, [plain(axis.names[i]) for i in at])  # type: ignore[attr-defined]

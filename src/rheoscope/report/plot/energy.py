@@ -7,7 +7,7 @@ import numpy as np
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
-from rheoscope.report.plot.heads import head_map
+from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
@@ -20,12 +20,12 @@ CAPTION = (
 )
 
 
-def picture_energy(dataset: "xarray.Dataset") -> Picture:
+def picture_energy(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Two maps, the ledger over depth, and how the landscape changes."""
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
     maps = (
-        heads(dataset, "cosine", "Up the energy: cos(Δ, ∇Λ)"),
-        heads(dataset, "alignment", "Along relevance: cos⟨F, Mᵀ⟩"),
+        heads(dataset, "cosine", "Up the energy: cos(Δ, ∇Λ)", types),
+        heads(dataset, "alignment", "Along relevance: cos⟨F, Mᵀ⟩", types),
     )
     ledger = [
         Line(str(part), range(len(layers)), dataset.ledger.sel(difference=part).values, colour)
@@ -37,7 +37,7 @@ def picture_energy(dataset: "xarray.Dataset") -> Picture:
     ]
     return Picture(
         "Is it a gradient flow?",
-        CAPTION,
+        CAPTION + TYPED * (types is not None),
         (
             *maps,
             Panel("What turns attention's way", dataset.ledger.attrs["definition"], tuple(ledger), Axis("", layers), Axis(low=0.0)),
@@ -46,19 +46,19 @@ def picture_energy(dataset: "xarray.Dataset") -> Picture:
     )  # fmt: skip
 
 
-def heads(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
+def heads(dataset: "xarray.Dataset", name: str, title: str, types: "xarray.Dataset | None") -> Panel:
     """One square a head; gradient-like heads are framed."""
     values, z = dataset[name].values, dataset[{"cosine": "z", "alignment": "alignment_z"}[name]].values
     marked = frozenset((int(a), int(b)) for a, b in np.argwhere(dataset.gradient_like.values))
     reach = max(float(np.nanmax(np.abs(values))), 1e-6)
-    return head_map(title, dataset[name].attrs["definition"], values, (-reach, reach), marked, {"z": z})
+    return head_map(title, dataset[name].attrs["definition"], values, (-reach, reach), marked, {"z": z}, types)
 
 
-def plot_energy(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_energy(dataset))
+def plot_energy(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
+    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
+    return on_paper(picture_energy(dataset, types))
 
 
-def interactive_energy(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_energy(dataset))
+def interactive_energy(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
+    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
+    return in_notebook(picture_energy(dataset, types))

@@ -28,6 +28,7 @@ def picture_massive(dataset: "xarray.Dataset") -> Picture:
             (Word(0.5, 0.5, said, "middle"),),
             BARE,
             BARE,
+            height=0.4,
         )
         return Picture("Massive tokens", CAPTION, (empty,))
     points, layers = tuple(places(dataset.point.values)), tuple(f"L{layer}" for layer in dataset.layer.values)

@@ -1,66 +1,71 @@
-"""Every head of a model as an operator: one map of heads x layers per number."""
+"""Every head of a model as an operator: one map of heads x layers per number, and the fall of the singular values."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.report.style import INK, MUTED, new_figure, styled
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import Axis, Line, Panel, Picture, Shape
+from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANELS = {
-    "symmetry": ("symmetry of M", -1.0, 1.0),
-    "positive_share": ("positive share of M (null .5)", 0.0, 1.0),
-    "directionality": ("directionality of M", -1.0, 1.0),
-    "copying": ("copying of F", -1.0, 1.0),
-    "alignment": ("alignment cos⟨F, Mᵀ⟩", -1.0, 1.0),
-    "stable_rank_M": ("stable rank of M", None, None),
-    "stable_rank_F": ("stable rank of F", None, None),
+CAPTION = (
+    "One square a head. Blue is above what random operators give, orange below: 0 for symmetry, directionality, copying and alignment, "
+    "one half for the positive share; ranks are the darker the higher. Bands hold 10 to 90 % of the heads."
+)
+TITLES = {
+    "symmetry": "Symmetry of M",
+    "positive_share": "Positive share of M (null .5)",
+    "directionality": "Directionality of M",
+    "copying": "Copying of F",
+    "alignment": "Alignment cos⟨F, Mᵀ⟩",
+    "stable_rank_M": "Stable rank of M",
+    "stable_rank_F": "Stable rank of F",
 }
 
 
-def plot_operators(dataset: "xarray.Dataset") -> "Figure":
-    """Maps of all heads, and the fall of the singular values of M and F."""
-    layers, heads = dataset.sizes["layer"], dataset.sizes["head"]
-    with styled():
-        figure = new_figure(12.0, max(4.2, 2 * (1.2 + 0.16 * layers)))
-        axes = figure.subplots(2, 4).flatten()
-        for axis, (name, (title, low, high)) in zip(axes, PANELS.items(), strict=False):
-            draw_map(axis, dataset[name].values, title, low, high)
-        draw_spectrum(axes[-1], dataset)
-        figure.suptitle(
-            f"{dataset.attrs.get('model', '')}: {layers} layers x {heads} heads as operators",
-            x=0.01,
-            ha="left",
-            fontsize=11,
-        )
-    return figure
+def picture_operators(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+    """Maps of all heads, and the singular values of M and F."""
+    title = f"{dataset.attrs.get('model', '')}: {dataset.sizes['layer']} layers x {dataset.sizes['head']} heads as operators"
+    maps = (heads(dataset, name, types) for name in TITLES)
+    return Picture(title, CAPTION + TYPED * (types is not None), (*maps, spectrum(dataset)))
 
 
-def draw_map(axis: "Axes", values: np.ndarray, title: str, low: float | None, high: float | None) -> None:
-    cmap = "magma" if low is None else "RdBu_r"
-    image = axis.imshow(values, cmap=cmap, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-    axis.figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02)
-    axis.set_title(title, loc="left", fontsize=9, color=INK)
-    axis.set_xlabel("head")
-    axis.set_ylabel("layer")
-    axis.locator_params(integer=True)
-    axis.spines[:].set_visible(False)
+def heads(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") -> Panel:
+    """One square a head."""
+    values, centre = dataset[name].values, 0.5 if name == "positive_share" else 0.0
+    reach = (0.0, float(values.max())) if "rank" in name else (-1.0, 1.0) if not centre else (0.0, 1.0)
+    return head_map(TITLES[name], dataset[name].attrs["definition"], values, reach, types=types, centre=centre)
 
 
-def draw_spectrum(axis: "Axes", dataset: "xarray.Dataset") -> None:
+def spectrum(dataset: "xarray.Dataset") -> Panel:
     """Median over heads of the singular values, each head's largest set to 1."""
-    for name, colour in (("singular_values_M", "#27508f"), ("singular_values_F", "#e4572e")):
-        values = dataset[name].values.reshape(-1, dataset[name].shape[-1])
-        scaled = values / np.maximum(values[:, :1], 1e-30)
-        low, middle, high = np.quantile(scaled, (0.1, 0.5, 0.9), axis=0)
-        rank = np.arange(1, len(middle) + 1)
-        axis.fill_between(rank, low, high, color=colour, alpha=0.15, linewidth=0)
-        axis.plot(rank, middle, color=colour, label=name[-1])
-    axis.set_yscale("log")
-    axis.set_title("singular values (10–90 % of heads)", loc="left", fontsize=9, color=INK)
-    axis.set_xlabel("rank", color=MUTED)
-    axis.legend(frameon=False)
+    marks: list[Shape | Line] = []
+    for operator, colour in (("M", "first"), ("F", "second")):
+        values = dataset[f"singular_values_{operator}"].values
+        values = values.reshape(-1, values.shape[-1])
+        low, middle, high = np.quantile(values / np.maximum(values[:, :1], 1e-30), (0.1, 0.5, 0.9), axis=0)
+        rank, there = np.arange(1, len(middle) + 1), low > 0
+        band = np.concatenate([rank[there], rank[there][::-1]]), np.concatenate([low[there], high[there][::-1]])
+        marks += [
+            Shape("", *band, colour, 0.15, f"{operator}: 10 to 90 % of the heads"),
+            Line(operator, rank, middle, colour),
+        ]
+    about = (
+        "Singular values in falling order, each head's largest set to 1: median over all heads, and 10 to 90 % of them."
+    )
+    return Panel("Singular values", about, tuple(marks), Axis("rank"), Axis(log=True), columns=2)
+
+
+def plot_operators(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
+    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
+    return on_paper(picture_operators(dataset, types))
+
+
+def interactive_operators(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
+    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
+    return in_notebook(picture_operators(dataset, types))

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture
+from rheoscope.report.picture import Axis, Line, Panel, Picture
+from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
@@ -16,9 +17,12 @@ CAPTION = (
 )
 
 
-def picture_patching(dataset: "xarray.Dataset") -> Picture:
+def picture_patching(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """The loss over η, and the slope of every head."""
-    return Picture("Attention moved along the gradient of its scores", CAPTION, (curve(dataset), slopes(dataset)))
+    caption = CAPTION + TYPED * (types is not None)
+    return Picture(
+        "Attention moved along the gradient of its scores", caption, (curve(dataset), slopes(dataset, types))
+    )
 
 
 def curve(dataset: "xarray.Dataset") -> Panel:
@@ -31,28 +35,18 @@ def curve(dataset: "xarray.Dataset") -> Panel:
     return Panel("Loss of the target, nats", dataset.loss.attrs["definition"], marks, Axis("η"), columns=2)
 
 
-def slopes(dataset: "xarray.Dataset") -> Panel:
+def slopes(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     """One square a head."""
     values = dataset.slope.values
-    layers, count = values.shape
     reach = max(float(abs(values).max()), 1e-30)
-    tips = [[f"L{a}.H{b}: {values[a, b]:.4g}" for b in range(count)] for a in range(layers)]
-    sides = Axis("head", tuple(map(str, range(count)))), Axis("", tuple(f"L{layer}" for layer in range(layers)))
-    marks = (Cells(values, tips=tips, low=-reach, high=reach),)
-    return Panel(
-        "Slope of every head",
-        dataset.slope.attrs["definition"],
-        marks,
-        *sides,
-        height=max(0.8, (layers * 9 + 46) / 236),
-    )
+    return head_map("Slope of every head", dataset.slope.attrs["definition"], values, (-reach, reach), types=types)
 
 
-def plot_patching(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_patching(dataset))
+def plot_patching(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
+    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
+    return on_paper(picture_patching(dataset, types))
 
 
-def interactive_patching(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_patching(dataset))
+def interactive_patching(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
+    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
+    return in_notebook(picture_patching(dataset, types))

@@ -7,7 +7,8 @@ import numpy as np
 
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture
+from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, number
+from rheoscope.report.plot.bars import bars
 from rheoscope.report.tokens import places, shown
 
 if TYPE_CHECKING:
@@ -22,14 +23,27 @@ CAPTION = (
     "not that nothing is known."
 )
 
+WRITERS = 9
+LEAST = 1e-3
+"""Nats of divergence below which nothing is told apart."""
+
 
 def picture_readout(dataset: "xarray.Dataset", words: Words | None = None) -> Picture:
-    """The table of likeliest tokens, then the answer's rank, its probability, and what is still open."""
+    """The table of likeliest tokens, the answer's rank, entropy and KL, and what every place would say."""
     layers = dataset.isel(point=ends(dataset))
     told = {token: shown(text) for token, text in _texts(dataset, words).items()}
     answer = told[int(dataset.attrs["answer"])]
     return Picture(
-        "Where the prediction forms", CAPTION, (table(layers, told), ranks(dataset, answer), open_questions(dataset))
+        "Where the prediction forms",
+        CAPTION,
+        (
+            table(layers, told),
+            ranks(dataset, answer),
+            uncertainty(dataset),
+            divergence(dataset),
+            writers(dataset, answer),
+            along(dataset, told),
+        ),
     )
 
 
@@ -73,12 +87,48 @@ def ranks(dataset: "xarray.Dataset", answer: str) -> Panel:
     return Panel(f"Rank of the answer {answer}", about, (rank,), depth(dataset), Axis("rank", log=True))
 
 
-def open_questions(dataset: "xarray.Dataset") -> Panel:
-    at = range(dataset.sizes["point"])
-    entropy, kl = dataset.entropy, dataset.kl
-    about = f"Entropy: {entropy.attrs['definition']}. KL: {kl.attrs['definition']}."
-    lines = Line("entropy", at, entropy.values), Line("KL to the end", at, kl.values, "second")
-    return Panel("What is still open", about, lines, depth(dataset), Axis("nats", low=0.0))
+def uncertainty(dataset: "xarray.Dataset") -> Panel:
+    line = Line("entropy", range(dataset.sizes["point"]), dataset.entropy.values)
+    about = f"{dataset.entropy.attrs['definition']}: how open it is what comes next."
+    return Panel("Entropy", about, (line,), depth(dataset), Axis("nats", low=0.0))
+
+
+def divergence(dataset: "xarray.Dataset") -> Panel:
+    """On a log axis: early steps are off by hundreds of nats, late ones by hundredths. The last is 0 and has no place on it."""
+    line = Line("KL", range(dataset.sizes["point"]), np.maximum(dataset.kl.values, LEAST), "second")
+    about = f"{dataset.kl.attrs['definition']}; {LEAST:g} and less is drawn as {LEAST:g}, the last step has 0."
+    return Panel("KL from what is said in the end", about, (line,), depth(dataset), Axis("nats", log=True))
+
+
+def writers(dataset: "xarray.Dataset", answer: str) -> Panel:
+    """A bar for each component that writes most into the answer's logit, the strongest on top."""
+    written = dataset.attribution.values
+    names, order = dataset.component.values, np.argsort(-np.abs(written), kind="stable")[:WRITERS]
+    table = [(str(names[at]), float(written[at])) for at in order]
+    rest = float(written.sum()) - sum(value for _, value in table)
+    about = f"{dataset.attribution.attrs['definition']}. All others together: {number(rest)}."
+    return bars(f"Who writes {answer}", about, table, "added to its logit")
+
+
+def along(dataset: "xarray.Dataset", told: dict[int, str]) -> Panel:
+    """A row a layer, a column a place of the text: what would come next there."""
+    ids, chances = dataset.said.values, dataset.said_probability.values
+    rows, words = places(dataset.end.values), [shown(str(word)) for word in dataset.word.values]
+    texts = [[told[int(token)] for token in row] for row in ids]
+    tips = [
+        [
+            f"after {row}, {word}: {told[int(t)]} with probability {p:.3f}"
+            for word, t, p in zip(words, said, law, strict=True)
+        ]
+        for row, said, law in zip(rows, ids, chances, strict=True)
+    ]
+    marked = frozenset((int(r), int(c)) for r, c in np.argwhere(ids == ids[-1]))
+    about = "What each place finds likeliest to come next, the darker the likelier; ringed where it is what the last layer says."
+    height = max(1.0, (len(rows) * 19 + 50) / 236)
+    cells = (Cells(chances, texts, tips, marked),)
+    return Panel(
+        "What every place would say", about, cells, Axis("after", tuple(words)), Axis("", tuple(rows)), 3, height
+    )
 
 
 def plot_readout(dataset: "xarray.Dataset", words: Words | None = None) -> "Figure":
@@ -92,5 +142,9 @@ def interactive_readout(dataset: "xarray.Dataset", words: Words | None = None) -
 
 
 def _texts(dataset: "xarray.Dataset", words: Words | None) -> dict[int, str]:
-    ids = sorted({*dataset.top_tokens.values.ravel().tolist(), int(dataset.attrs["answer"])})
-    return {token: f"#{token}" if words is None else words([token])[0] for token in ids}
+    ids = {
+        *dataset.top_tokens.values.ravel().tolist(),
+        *dataset.said.values.ravel().tolist(),
+        int(dataset.attrs["answer"]),
+    }
+    return {token: f"#{token}" if words is None else words([token])[0] for token in sorted(ids)}

@@ -7,6 +7,7 @@ import numpy as np
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Cells, Panel, Picture
+from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
@@ -20,25 +21,18 @@ CAPTION = (
 )
 
 
-def picture_reversed_attention(dataset: "xarray.Dataset") -> Picture:
+def picture_reversed_attention(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """A map of heads and a map of tokens."""
-    return Picture("How the loss wants scores to change", CAPTION, (heads(dataset), tokens(dataset)))
+    caption = CAPTION + TYPED * (types is not None)
+    return Picture("How the loss wants scores to change", caption, (heads(dataset, types), tokens(dataset)))
 
 
-def heads(dataset: "xarray.Dataset") -> Panel:
+def heads(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     """‖R‖, one square a head."""
     values, rank = dataset.norm.values, dataset["rank"].values
-    layers, count = values.shape
-    tips = [[f"L{a}.H{b}: ‖R‖ {values[a, b]:.4g}, rank {rank[a, b]}" for b in range(count)] for a in range(layers)]
     marked = frozenset((int(a), int(b)) for a, b in np.argwhere(rank <= FRAMED))
-    marks = (Cells(values, tips=tips, marked=marked, high=max(float(values.max()), 1e-30)),)
-    return Panel(
-        "‖R‖ of every head",
-        dataset.norm.attrs["definition"],
-        marks,
-        *_sides(count, layers, "head"),
-        height=_height(layers),
-    )
+    reach = (0.0, max(float(values.max()), 1e-30))
+    return head_map("‖R‖ of every head", dataset.norm.attrs["definition"], values, reach, marked, {"rank": rank}, types)
 
 
 def tokens(dataset: "xarray.Dataset") -> Panel:
@@ -48,24 +42,15 @@ def tokens(dataset: "xarray.Dataset") -> Panel:
     tips = [[f"L{a}, token {b}: {values[a, b]:.4g}" for b in range(count)] for a in range(layers)]
     marks = (Cells(values, tips=tips, high=max(float(values.max()), 1e-30)),)
     about = dataset.received.attrs["definition"]
-    return Panel(
-        "Pull at every token", about, marks, *_sides(count, layers, "token"), columns=2, height=_height(layers)
-    )
+    sides = Axis("token", tuple(map(str, range(count)))), Axis("", tuple(f"L{layer}" for layer in range(layers)))
+    return Panel("Pull at every token", about, marks, *sides, columns=2, height=max(0.8, (layers * 9 + 46) / 236))
 
 
-def _sides(count: int, layers: int, what: str) -> tuple[Axis, Axis]:
-    return Axis(what, tuple(map(str, range(count)))), Axis("", tuple(f"L{layer}" for layer in range(layers)))
+def plot_reversed_attention(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
+    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
+    return on_paper(picture_reversed_attention(dataset, types))
 
 
-def _height(layers: int) -> float:
-    return max(0.8, (layers * 9 + 46) / 236)
-
-
-def plot_reversed_attention(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_reversed_attention(dataset))
-
-
-def interactive_reversed_attention(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_reversed_attention(dataset))
+def interactive_reversed_attention(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
+    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
+    return in_notebook(picture_reversed_attention(dataset, types))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Panel, Picture
-from rheoscope.report.plot.heads import head_map
+from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
@@ -20,6 +20,7 @@ TITLES = {
     "spread": "Spread of the scores (nats)",
     "positive_share_cloud": "Positive share on the cloud",
 }
+REACH = {"positive_share_cloud": (0.0, 1.0)}
 CAPTION = (
     "Shares of what softmax sees of the scores; they add up to 1, and a part that works against the others is negative "
     "(orange). Where the form on the cloud is large, a head compares tokens; where the mean or a bias is, the keys are chosen "
@@ -27,24 +28,26 @@ CAPTION = (
 )
 
 
-def picture_scores(dataset: "xarray.Dataset") -> Picture:
+def picture_scores(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """A map for every part that is anywhere at work."""
     used = [name for name in TITLES if float(abs(dataset[name]).max()) > 0]
-    return Picture("What scores are made of", CAPTION, tuple(heads(dataset, name) for name in used))
+    maps = tuple(heads(dataset, name, types) for name in used)
+    return Picture("What scores are made of", CAPTION + TYPED * (types is not None), maps)
 
 
-def heads(dataset: "xarray.Dataset", name: str) -> Panel:
+def heads(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") -> Panel:
     """One square a head, a row a layer."""
     values = dataset[name].values
-    reach = (0.0, float(values.max())) if name == "spread" else (-1.0, 1.0)
-    return head_map(TITLES[name], dataset[name].attrs["definition"], values, reach)
+    reach, centre = REACH.get(name, (-1.0, 1.0)), 0.5 if name == "positive_share_cloud" else 0.0
+    reach = (0.0, float(values.max())) if name == "spread" else reach
+    return head_map(TITLES[name], dataset[name].attrs["definition"], values, reach, types=types, centre=centre)
 
 
-def plot_scores(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_scores(dataset))
+def plot_scores(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
+    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
+    return on_paper(picture_scores(dataset, types))
 
 
-def interactive_scores(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_scores(dataset))
+def interactive_scores(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
+    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
+    return in_notebook(picture_scores(dataset, types))

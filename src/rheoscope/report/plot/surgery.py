@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 NAMES = {
     "edit": "edit",
     "size": "random, same size",
-    "cloud": "random, as large here",
+    "cloud": "random, as large",
     "spectrum": "turned at random",
     "mean": "mean ablation",
     "uniform": "even attention",
@@ -28,23 +28,31 @@ CAPTION = (
 
 def picture_surgery(dataset: "xarray.Dataset") -> Picture:
     """Costs with their intervals, and the losses of every text."""
-    title = f"What it costs: {dataset.attrs['replaces']} in heads {dataset.attrs['heads']}"
+    title = f"What it costs: {dataset.attrs['replaces']} in {heads_of(dataset)}"
     return Picture(title, CAPTION, (costs(dataset), texts(dataset)))
 
 
+def heads_of(dataset: "xarray.Dataset") -> str:
+    """The changed heads in words: all, those of a layer, or some."""
+    heads = str(dataset.attrs["heads"])
+    return "all heads" if heads == "all" else f"heads {heads}" if "." in heads else f"all heads of {heads}"
+
+
 def costs(dataset: "xarray.Dataset") -> Panel:
-    """A dot a change, and its interval."""
-    marks = []
-    for at, name in enumerate(map(str, dataset.change.values)):
+    """A dot a change, and its interval; the edit on top."""
+    marks, changes = [], [str(name) for name in dataset.change.values][::-1]
+    for at, name in enumerate(changes):
         row = dataset.sel(change=name)
         cost, low, high = (float(row[field]) for field in ("cost", "cost_low", "cost_high"))
         tip = f"{NAMES[name]}: {cost:+.4f} ({low:+.4f} … {high:+.4f})"
         marks += [
-            Line("", (at, at), (low, high), COLOURS[name], tip=tip),
-            Line("", (at,), (cost,), COLOURS[name], "dots", tip),
+            Line("", (low, high), (at, at), COLOURS[name], tip=tip),
+            Line("", (cost,), (at,), COLOURS[name], "dots", tip),
         ]
-    names = tuple(NAMES[name] for name in map(str, dataset.change.values))
-    return Panel("Cost, nats per token", dataset.cost.attrs["definition"], tuple(marks), Axis("", names), columns=2)
+    marks.append(Line("", (0.0, 0.0), (-0.5, len(changes) - 0.5), "null", "dashed"))
+    y = Axis("", tuple(NAMES[name] for name in changes), low=-0.5, high=len(changes) - 0.5)
+    about = dataset.cost.attrs["definition"]
+    return Panel("Cost, nats per token", about, tuple(marks), Axis("nats per token"), y, columns=2)
 
 
 def texts(dataset: "xarray.Dataset") -> Panel:

@@ -1,0 +1,89 @@
+"""What projections do to the geometry: what every head's images keep of it, beside random projections."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import Axis, Line, Panel, Picture
+from rheoscope.report.plot.heads import TYPED, head_map
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "Every head sees the cloud through three images: as queries x̂M, as keys x̂Mᵀ, as content x̂F. 1 where an image "
+    "keeps all distances, or all neighbours; dashed: random projections to as many dimensions, which do not choose "
+    "what they keep. Curves are medians over the heads of a layer."
+)
+IMAGES = {"query": "first", "key": "second", "content": "third"}
+MAPS = {
+    "query": "Distances kept as queries (RSA)",
+    "key": "Distances kept as keys (RSA)",
+    "content": "Distances kept as content (RSA)",
+}
+CURVES = {
+    "rsa": "Distances kept (RSA)",
+    "neighbours": "Neighbours kept",
+    "collapse": "Share of the variance out of sight",
+    "trustworthiness": "Not glued (trustworthiness)",
+    "continuity": "Not torn (continuity)",
+}
+
+
+def picture_distortion(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+    """Maps of the distances kept, curves over depth beside their nulls, and how queries lie to keys."""
+    maps = [
+        head_map(title, dataset.rsa.attrs["definition"], dataset.rsa.sel(image=image).values, types=types)
+        for image, title in MAPS.items()
+    ]
+    curves = (over_depth(dataset, name, title) for name, title in CURVES.items())
+    caption = CAPTION + TYPED * (types is not None)
+    return Picture("What projections do to the geometry", caption, (*maps, *curves, apart(dataset)))
+
+
+def over_depth(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
+    """The median head of each layer, a line an image, the nulls dashed."""
+    layers = tuple(f"L{layer}" for layer in dataset.layer.values)
+    at, null = range(len(layers)), dataset[f"{name}_null"]
+    lines = [
+        Line(image, at, dataset[name].sel(image=image).median("head").values, colour)
+        for image, colour in IMAGES.items()
+    ]
+    about = f"{dataset[name].attrs['definition']}. Dashed: {null.attrs['definition']}."
+    return Panel(
+        title, about, (*nulls(null, at), *lines), Axis("", layers), Axis(high=1.03 if name != "collapse" else 1.0)
+    )
+
+
+def nulls(null: "xarray.DataArray", at: range) -> list[Line]:
+    """One dashed line for all images of one rank, or one for each."""
+    rows = {image: null.sel(image=image).values for image in IMAGES}
+    if all(np.allclose(row, rows["query"]) for row in rows.values()):
+        return [Line("random projections", at, rows["query"], "null", "dashed")]
+    return [Line(f"{image}, random", at, row, IMAGES[image], "dashed") for image, row in rows.items()]
+
+
+def apart(dataset: "xarray.Dataset") -> Panel:
+    """Do queries and keys read one space?"""
+    layers = tuple(f"L{layer}" for layer in dataset.layer.values)
+    at = range(len(layers))
+    lines = (
+        Line("random spaces", at, dataset.mismatch_null.values, "null", "dashed"),
+        Line("mismatch", at, dataset.mismatch.median("head").values, "fourth"),
+        Line("tr M / ‖M‖_*", at, dataset.trace_share.median("head").values, "fifth"),
+    )
+    about = f"Mismatch: {dataset.mismatch.attrs['definition']}. {dataset.trace_share.attrs['definition']}."
+    return Panel("Do queries and keys read one space?", about, lines, Axis("", layers))
+
+
+def plot_distortion(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
+    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
+    return on_paper(picture_distortion(dataset, types))
+
+
+def interactive_distortion(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
+    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
+    return in_notebook(picture_distortion(dataset, types))

@@ -1,0 +1,116 @@
+"""Would a layer settle? How far it moves the cloud, what it does again and again, and how its Jacobian amplifies."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, along, number
+from rheoscope.report.tokens import shown
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "Each layer is a map of clouds. Its residual is 0 at a fixed point; applied again and again, directions settle "
+    "where the angle falls to 0. The norm of its Jacobian is the most that a small change can grow in one step, the "
+    "radius what it does in the long run: below 1 it would settle. Boundary is how much of the last token's new place "
+    "hangs on the tokens before it."
+)
+
+
+def picture_fixed_point(dataset: "xarray.Dataset") -> Picture:
+    """Residual, Jacobian and boundary over depth, settling, and the residual of every token."""
+    panels = residual(dataset), jacobian(dataset), boundary(dataset), settling(dataset), tokens(dataset)
+    return Picture("Would a layer settle?", CAPTION, panels)
+
+
+def residual(dataset: "xarray.Dataset") -> Panel:
+    line = Line("residual", *_over(dataset, "residual"))
+    return Panel("How far from a fixed point", _about(dataset, "residual"), (line,), _layers(dataset), Axis(log=True))
+
+
+def jacobian(dataset: "xarray.Dataset") -> Panel:
+    """Norm and radius, and 1 between growing and shrinking."""
+    at = range(dataset.sizes["layer"])
+    lines = (
+        Line("neither grows nor shrinks", at, [1.0] * len(at), "null", "dashed"),
+        Line("norm", *_over(dataset, "jacobian_norm"), "second"),
+        Line("radius", *_over(dataset, "jacobian_radius"), "first"),
+    )
+    about = f"Norm: {_about(dataset, 'jacobian_norm')}. Radius: {_about(dataset, 'jacobian_radius')}."
+    return Panel("Jacobian", about, lines, _layers(dataset), Axis(log=True))
+
+
+def boundary(dataset: "xarray.Dataset") -> Panel:
+    line = Line("boundary", *_over(dataset, "boundary"), "third")
+    about = _about(dataset, "boundary")
+    return Panel("Dependence on the prompt", about, (line,), _layers(dataset), Axis(low=0.0, high=1.03))
+
+
+def settling(dataset: "xarray.Dataset") -> Panel:
+    """A line a layer: the angle that is left after so many times."""
+    count, times = dataset.sizes["layer"], dataset.time.values
+    lines = tuple(
+        Line(f"L{layer}", times, dataset.settling.values[at], along(at, count), tip=_told(dataset, at))
+        for at, layer in enumerate(dataset.layer.values)
+    )
+    about = f"{_about(dataset, 'settling')}. One line a layer, blue the first, red the last."
+    return Panel("Applied again and again", about, lines, Axis("time"), Axis("radians", log=True))
+
+
+def tokens(dataset: "xarray.Dataset") -> Panel:
+    """Which tokens a layer moves most."""
+    values = dataset.residual_token.values
+    words = _words(dataset)
+    tips = [
+        [f"L{layer}, token {word}: {number(float(value))}" for word, value in zip(words, row, strict=True)]
+        for layer, row in zip(dataset.layer.values, values, strict=True)
+    ]
+    cells = Cells(np.log10(np.maximum(values, 1e-3)), tips=tips, low=-1.0, high=1.0)
+    about = f"{_about(dataset, 'residual_token')}. Blue: moved by more than its own length, orange: by less; darkest tenfold."
+    height = max(1.0, (len(values) * 9 + 46) / 236)
+    return Panel(
+        "Residual of every token",
+        about,
+        (cells,),
+        Axis("token", words),
+        _layers(dataset),
+        2,
+        height,
+    )
+
+
+def _words(dataset: "xarray.Dataset") -> tuple[str, ...]:
+    return tuple(
+        f"{token} {shown(str(word))}" for token, word in zip(dataset.token.values, dataset.word.values, strict=True)
+    )
+
+
+def _told(dataset: "xarray.Dataset", at: int) -> str:
+    first, last = (number(float(dataset.settling[at, k])) for k in (0, -1))
+    return f"L{int(dataset.layer[at])}: {first} at the first time, {last} at time {dataset.sizes['time']}"
+
+
+def _over(dataset: "xarray.Dataset", name: str) -> tuple[range, Any]:
+    return range(dataset.sizes["layer"]), dataset[name].values
+
+
+def _layers(dataset: "xarray.Dataset") -> Axis:
+    return Axis("", tuple(f"L{layer}" for layer in dataset.layer.values))
+
+
+def _about(dataset: "xarray.Dataset", name: str) -> str:
+    return str(dataset[name].attrs["definition"])
+
+
+def plot_fixed_point(dataset: "xarray.Dataset") -> "Figure":
+    """The picture with matplotlib, for papers."""
+    return on_paper(picture_fixed_point(dataset))
+
+
+def interactive_fixed_point(dataset: "xarray.Dataset") -> Any:
+    """The picture with plotly, for notebooks."""
+    return in_notebook(picture_fixed_point(dataset))
