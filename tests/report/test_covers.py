@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
-from rheoscope.report.covers import pairs, sentences, show
+from rheoscope.report.covers import LISTED, LISTS, changed, head_rows, list_lines, lists, sentences, show
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.plot.agreement import MAPS, picture_agreement
 from tests.report.cases import Parts, model
@@ -18,7 +18,7 @@ TEXT = "The keys to the cabinet are on the table in the hall, and the old cabine
 def test_the_command_tells_a_row_a_layer_and_writes_what_was_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    show(model(), TEXT, 4, True, tmp_path / "c.json", tmp_path / "c.html")
+    show(model(), rs.load(untrained=True), TEXT, 4, True, tmp_path / "c.json", tmp_path / "c.html")
     said = capsys.readouterr().out
     for layer in range(6):
         assert f"\nL{layer} " in said
@@ -26,16 +26,29 @@ def test_the_command_tells_a_row_a_layer_and_writes_what_was_asked(
         "similar",
         "opposite",
         "24 heads",
-        "torn (near in E",
-        "glued (far in E",
+        "torn apart (near in E",
+        "glued together (far in E",
         "given distance and key length",
+        "null sd",
+        "untrained",
+        "at initial weights",
     ):
         assert word in said.replace("\n", " ")
     told = json.loads((tmp_path / "c.json").read_text())
     assert set(told) == {"agreement", "head_types", "distortion"}
+    assert "agreement_untrained" in json.dumps(told["agreement"])
     page = Parts((tmp_path / "c.html").read_text())
     assert page.count("svg") == len(MAPS) + 1
     assert "Does attention read similarity?" in page.texts["h2"]
+    assert "Heads and the tokens that they see otherwise" in page.texts["h2"]
+
+
+def test_without_a_control_nothing_is_said_of_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    show(model(), None, TEXT, 4, False, None, tmp_path / "c.html")
+    said = capsys.readouterr().out
+    assert "untrained" not in said
+    assert "initial weights" not in said
+    assert Parts((tmp_path / "c.html").read_text()).count("svg") == len(MAPS)
 
 
 def test_sentences_count_heads_on_both_sides_of_their_null() -> None:
@@ -51,16 +64,42 @@ def test_sentences_count_heads_on_both_sides_of_their_null() -> None:
     framed = picture_agreement(planted).panels[1].marks[0].marked
     assert framed == {(0, 0), (0, 1), (0, 2)}
     maps = rs.plot(planted).axes
-    assert [len(axes.patches) for axes in maps[: len(MAPS)]] == [0, 3, 0, 0]
-    assert Parts(figures(picture_agreement(planted))).count("svg") == len(MAPS) + 1
+    assert [len(axes.patches) for axes in maps[: len(MAPS) - 1]] == [0, 3, 0, 0]
+    assert Parts(figures(picture_agreement(planted))).count("svg") == len(MAPS)
+    bare = found.drop_vars(["null_mean", "null_sd", "z", "q_value"])
+    assert picture_agreement(bare).panels[1].marks[0].marked == frozenset()
 
 
-def test_pairs_are_those_of_the_head_furthest_from_similarity() -> None:
+def test_lists_are_sorted_by_how_clear_their_heads_are() -> None:
     trace = model().trace(TEXT)
     found = rs.agreement(model().view, trace, draws=2)
-    lowest = found.agreement.copy(deep=True)
-    lowest[3, 2] = -1
-    lines = pairs(model(), trace, found.assign(agreement=lowest))
-    assert all(line.startswith("L3.H2 has ") for line in lines)
-    row = rs.torn(model().view, trace, 3, 2, top=3).sel(kind="torn")
-    assert f"({int(row['first'][0])})" in lines[0]
+    q, z, own = np.ones((6, 4)), np.full((6, 4), 0.5), np.zeros((6, 4))
+    for at, (sign, size) in {(3, 2): (-1, 0.4), (0, 1): (-1, 0.7), (5, 3): (1, 0.2), (1, 0): (1, 0.9)}.items():
+        q[at], z[at], own[at] = 0.01, sign * 5, sign * size
+    z[2, 2], z[4, 4 - 1] = 0.1, float("nan")
+    planted = found.assign({name: (("layer", "head"), x) for name, x in (("q_value", q), ("z", z), ("agreement", own))})
+    told = lists(planted)
+    assert told["similar"] == [(1, 0), (5, 3)]
+    assert told["opposite"] == [(0, 1), (3, 2)]
+    assert told["random"][0] == (2, 2)
+    assert (4, 3) not in told["random"]
+    assert len(told["random"]) == 19
+    lines = list_lines(model(), trace, planted)
+    assert lines[0].startswith("2 read similarity: L1.H0 .90, L5.H3 .20. L1.H0 has torn apart")
+    assert lines[1].startswith("2 read its opposite: L0.H1 -.70, L3.H2 -.40. L0.H1 has torn apart")
+    assert f"and {19 - LISTED} more" in lines[2]
+    header, rows = head_rows(model(), trace, planted)
+    assert [row[0] for row in rows[:5]] == ["L1.H0", "L5.H3", "L0.H1", "L3.H2", "L2.H2"]
+    assert len(rows) == 4 + LISTED
+    assert {len(row) for row in rows} == {len(header)}
+    assert {row[-3] for row in rows} == set(LISTS.values())
+
+
+def test_pairs_are_told_by_name_and_place() -> None:
+    trace = model().trace(TEXT)
+    pairs, wanted = changed(model(), trace, 3, 2, top=2), rs.torn(model().view, trace, 3, 2, top=2)
+    for kind in ("torn", "glued"):
+        row = wanted.sel(kind=kind)
+        for at in range(2):
+            assert f"({int(row['first'][at])})" in pairs[kind].split("; ")[at]
+            assert f"({int(row['second'][at])})" in pairs[kind].split("; ")[at]

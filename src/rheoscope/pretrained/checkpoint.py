@@ -153,7 +153,7 @@ def taken(network: Any, device: str | None, dtype: str | None, drawn: int | None
     return placed(network if drawn is None else initial(type(network), config, drawn), place, wanted, TABLES).eval()
 
 
-def initial(kind: Any, config: Any, seed: int) -> Any:
+def initial(kind: Any, config: Any, seed: int = 0) -> Any:
     """The same architecture at the initial weights of its family, the same ones for a seed: the control of every claim."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
