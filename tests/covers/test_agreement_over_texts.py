@@ -33,6 +33,8 @@ def test_means_are_means_and_ends_enclose_them() -> None:
         assert bool((found[f"{name}_high"] >= found[name]).all()), name
         assert float((found[f"{name}_high"] - found[f"{name}_low"]).min()) > 0, name
         assert float(found.overall.sel(measure=name)) == pytest.approx(float(np.mean([one[name] for one in each])))
+    for name in ("null_mean", "null_sd"):
+        assert np.allclose(found[name], np.mean([one[name] for one in each], 0)), name
     assert np.allclose(found.queries, sum(one.queries for one in each))
     assert (found.attrs["analysis"], found.attrs["texts"]) == ("agreement", 5)
     assert "text" not in found.attrs

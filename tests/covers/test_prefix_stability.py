@@ -62,6 +62,8 @@ def test_massive_tokens_of_any_reading_are_dropped(monkeypatch: pytest.MonkeyPat
     found = rs.prefix_stability(model, text(), PREFIXES[:1], least=4)
     wanted = slow(one, other, 1, 2, 4, 0, {4, 10 - 3})
     assert float(found.stability[0, 1, 2]) == pytest.approx(wanted, abs=1e-6)
+    null = slow(one, other, 1, 2, 4, 9, {4, 10 - 3})
+    assert float(found.stability_null[0, 1, 2]) == pytest.approx(null, abs=1e-6)
     kept = rs.prefix_stability(model, text(), PREFIXES[:1], least=4, keep_massive=True)
     assert float(kept.stability[0, 1, 2]) != pytest.approx(wanted, abs=1e-6)
 

@@ -193,6 +193,6 @@ def page(model: Any, trace: Trace, found: "xarray.Dataset", told: list[str]) -> 
     return (
         whole.lines("Findings", told)
         .drawing(picture_agreement(found))
-        .table("Heads and the tokens that they see otherwise", *head_rows(model, trace, found), kind="numbers")
+        .table("Heads and the tokens that they see otherwise", *head_rows(model, trace, found))
         .facts("Where the numbers come from", trace.provenance)
     )
