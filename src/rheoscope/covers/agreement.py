@@ -13,7 +13,7 @@ from rheoscope.covers.cloud import Read, exact, layers, provenance, tokens
 from rheoscope.covers.ranks import ranked
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
-from rheoscope.space.head import Heads, Norm
+from rheoscope.space.head import through
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -177,17 +177,11 @@ def sides(read: Read, turned: Turned | None) -> tuple[Float[Tensor, "c h n k"], 
         q, k, _ = heads.read(read.x)
         q, k = q[:, :, at], k[:, :, at]
     else:
-        q, k = (heads.project(_gained(heads, read.hat @ Q.to(read.hat.dtype)))[side] for side, Q in enumerate(turned))
+        asking, answering = (heads.norm.centre(read.hat @ Q.to(read.hat.dtype)) for Q in turned)
+        q = through(heads.norm, asking, heads.W_Q, heads.b_Q, heads.q_norm)
+        k = through(heads.norm, answering, heads.W_K, heads.b_K, heads.k_norm)
     place = heads.mechanism.position.place
     return place(exact(q), at), place(for_every_head(exact(k), heads.count), at)
-
-
-def _gained(heads: Heads, hat: Float[Tensor, "c n d"]) -> Float[Tensor, "c n d"]:
-    """What a block reads of x̂: centred where its norm centres, times the gain, plus the bias."""
-    norm: Norm = heads.norm
-    hat = hat - hat.mean(-1, keepdim=True) if norm.centred else hat
-    hat = hat if norm.gain is None else hat * norm.gain
-    return (hat if norm.bias is None else hat + norm.bias).to(heads.W_Q.dtype)
 
 
 def targets(

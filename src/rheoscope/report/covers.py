@@ -194,5 +194,5 @@ def page(model: Any, trace: Trace, found: "xarray.Dataset", told: list[str]) -> 
         whole.lines("Findings", told)
         .drawing(picture_agreement(found))
         .table("Heads and the tokens that they see otherwise", *head_rows(model, trace, found))
-        .facts("Where the numbers come from", trace.provenance)
+        .facts("Where the numbers come from", trace.provenance | {"control": str(found.attrs.get("control", "none"))})
     )

@@ -314,8 +314,8 @@ class Head:
 
 
 def through(
-    norm: Norm, hat: Float[Tensor, "n d"], W: Float[Tensor, "g d k"], b: Float[Tensor, "g k"] | None, then: Norm | None
-) -> Float[Tensor, "g n k"]:
+    norm: Norm, hat: Float[Tensor, "*c n d"], W: Float[Tensor, "g d k"], b: Float[Tensor, "g k"] | None, then: Norm | None
+) -> Float[Tensor, "*c g n k"]:
     """Queries, keys or values from x̂: through the gain and the matrix, with the biases and the QK-norm where there are any.
 
     x̂ is centred where the norm centres, so C is left out; one product serves all heads.
@@ -323,7 +323,7 @@ def through(
     W = W.to(hat.dtype)
     u = hat if norm.gain is None else hat * norm.gain.to(hat.dtype)
     u = u if norm.bias is None else u + norm.bias.to(hat.dtype)
-    y = (u @ W.mT.flatten(0, 1).mT).unflatten(-1, (len(W), -1)).transpose(0, 1)
+    y = (u @ W.mT.flatten(0, 1).mT).unflatten(-1, (len(W), -1)).transpose(-3, -2)
     y = y if b is None else y + b.to(W.dtype)[:, None]
     return y if then is None else then.hat(y) * (1.0 if then.gain is None else then.gain.to(W.dtype))
 
