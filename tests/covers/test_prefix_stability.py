@@ -123,6 +123,7 @@ def test_strings_are_joined_and_only_tokens_that_all_readings_share_count() -> N
     assert float(found.stability.sel(layer=0).min()) == pytest.approx(1, abs=1e-3)
     assert float(found.stability.sel(layer=5).min()) < 1
     assert len(rs.plot(found).axes) == 3
+    assert [mark.type for mark in rs.interactive(found).data][:2] == ["heatmap", "heatmap"]
 
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:

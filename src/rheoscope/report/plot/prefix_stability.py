@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = (
-    "The same text alone and after other beginnings: blue heads score the same pairs of tokens alike in all of them. On the right, "
+    "The same text alone and after other beginnings: blue heads score the same pairs of tokens alike in all of them. Beside it "
     "other tokens at the same distances: what is as blue there is a preference of place, not a relation of tokens."
 )
 
