@@ -314,7 +314,11 @@ class Head:
 
 
 def through(
-    norm: Norm, hat: Float[Tensor, "*c n d"], W: Float[Tensor, "g d k"], b: Float[Tensor, "g k"] | None, then: Norm | None
+    norm: Norm,
+    hat: Float[Tensor, "*c n d"],
+    W: Float[Tensor, "g d k"],
+    b: Float[Tensor, "g k"] | None,
+    then: Norm | None,
 ) -> Float[Tensor, "*c g n k"]:
     """Queries, keys or values from x̂: through the gain and the matrix, with the biases and the QK-norm where there are any.
 
