@@ -173,7 +173,7 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["flow", "a text", "--space", "moon"], 1, "unknown space 'moon'; type one of raw, normed, sphere"),
         (["flow", "a text", "--html", "a.html", "--no-html"], 1, "exclude each other"),
         (["covers", "a text", "--no-untrained"], 1, "type a longer text"),
-        (["covers", "a text", "--seed", "-1"], 2, "-1"),
+        (["covers", "a text", "--seed", "-1"], 2, "greater than or equal to 0"),
         (["surgery", "a text"], 1, "nothing to change; type M='symmetric'"),
         (["surgery", "a text", "--M", "square"], 1, "unknown replacement of M: 'square'; type one of identity"),
         (["surgery", "a text", "--M", "symmetric", "--heads", "9.9"], 1, "there is no layer 9"),
