@@ -1,45 +1,103 @@
-"""Does attention read similarity? Agreement of every head of a model on a text, its null, and its relation to symmetry.
+"""Does attention read similarity? Every head of a model on several texts, beside random heads and an untrained model.
 
-    python examples/plot_covers.py [MODEL] [TEXT_FILE] [--tokens 128] [--draws 100] [--out figures]
+    python examples/plot_covers.py [MODEL] [TEXT_FILE] [--texts 8] [--tokens 128] [--draws 200] [--out figures]
 
-Without a model and a file it takes the model that ships and a paragraph of its own.
+Without a model and a file it takes the model that ships and four paragraphs of its own.
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 import rheoscope as rs
 
-PARAGRAPH = (
+PARAGRAPHS = [
     "The river rises in the hills north of the town and flows south through the old mill district. In the nineteenth century "
-    "the mills along the river made cotton and wool. The mills closed after the war, and the buildings were turned into "
-    "houses and shops. The river is now known for its walks, its birds and its bridges. "
-)
+    "the mills along the river made cotton and wool.",
+    "The mills closed after the war, and the buildings were turned into houses and shops. The river is now known for its walks, "
+    "its birds and its bridges.",
+    "A new bridge was opened in the spring. It carries the road to the station, and it is the longest bridge of the county that "
+    "was built without a pier.",
+    "In winter the birds of the north come to the river. They stay near the warm water below the mills until the ice on the lakes "
+    "of the hills has gone.",
+]
+
+
+def pieces(model: Any, file: Path | None, texts: int, tokens: int) -> list[torch.Tensor]:
+    """Texts of so many tokens each, from lines spread evenly over a file."""
+    if file is None:
+        return [model.ids(paragraph)[:tokens] for paragraph in PARAGRAPHS]
+    whole = file.read_text()
+    starts = [whole.index("\n", len(whole) * at // texts) for at in range(texts)]
+    return [model.ids(whole[start : start + 12 * tokens])[:tokens] for start in starts]
+
+
+def told(name: str, found: Any) -> None:
+    """One measure over all heads and texts, with its interval and how well halves of the texts agree on heads."""
+    at = found.sel(measure=name)
+    mean, low, high, halves = (float(at[part]) for part in ("overall", "overall_low", "overall_high", "split_half"))
+    print(f"{name:24s} {mean:6.3f}  95 % interval {low:6.3f} to {high:6.3f}  split-half r {halves:.3f}")
+
+
+def beyond(found: Any) -> str:
+    sure, z = found.q_value.values <= 0.05, found.z.values
+    return f"{int((sure & (z > 0)).sum())} alike, {int((sure & (z < 0)).sum())} unlike, of {z.size} heads"
+
+
+def stability(model: Any, texts: list[torch.Tensor], length: int = 32) -> Any:
+    """Every text after the beginnings of the next two, one row a text and prefix."""
+    import xarray as xr
+
+    every = []
+    for at, text in enumerate(texts):
+        before = [texts[(at + next_) % len(texts)][:length] for next_ in (1, 2)]
+        every.append(rs.prefix_stability(model, text, before))
+    return xr.concat(
+        every, "prefix", combine_attrs="override", data_vars="minimal", coords="minimal", compat="override"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?")
     parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("figures"))
     asked = parser.parse_args()
-    model = rs.load(asked.model)
-    text = asked.file.read_text() if asked.file else PARAGRAPH
-    trace = model.trace(model.ids(text[: 12 * asked.tokens])[: asked.tokens])
     asked.out.mkdir(parents=True, exist_ok=True)
-    found = rs.agreement(model.view, trace, draws=asked.draws)
+    model, control = rs.load(asked.model), rs.load(asked.model, untrained=True)
+    texts = pieces(model, asked.file, asked.texts, asked.tokens)
+    each = []
+    for ids in texts:
+        each.append(rs.agreement(model.view, model.trace(ids), draws=asked.draws, control=control.trace(ids)))
+        print(f"text {len(each)} of {len(texts)}: {beyond(each[-1])}", flush=True)
+    found = rs.agreement_over_texts(each)
     rs.plot(found).savefig(asked.out / "agreement.png", dpi=80)
-    for name in ("agreement", "agreement_raw", "agreement_embedding", "position_baseline", "null_mean", "null_sd"):
-        print(f"{name:22s} {float(found[name].mean()):.3f}")
-    sure, z = found.q_value.values <= 0.05, found.z.values
-    print(f"beyond the null: {int((sure & (z > 0)).sum())} alike, {int((sure & (z < 0)).sum())} unlike, of {z.size}")
+    for name in found.measure.values:
+        told(name, found)
+    print(f"null {float(found.null_mean.mean()):.3f} ± {float(found.null_sd.mean()):.3f}")
+    untrained = rs.agreement(control.view, control.trace(texts[0]), draws=asked.draws)
+    print(f"beyond the null: {beyond(found)}; untrained, on the first text: {beyond(untrained)}")
+    width = (found.agreement_high - found.agreement_low).median()
+    print(f"median width of a head's interval {float(width):.3f}")
     symmetry = rs.operators(model.view).symmetry.values.ravel()
     ranks = [x.argsort().argsort() for x in (symmetry, found.agreement.values.ravel())]
     print(f"Spearman correlation with s(M): {float(np.corrcoef(*ranks)[0, 1]):.3f}")
+    outlast = stability(model, texts)
+    rs.plot(outlast).savefig(asked.out / "prefix-stability.png", dpi=80)
+    for name in ("stability", "stability_null"):
+        medians = outlast[name].mean("prefix").median("head").values.round(2)
+        print(f"{name:24s} {float(outlast[name].mean()):6.3f}  median head of every layer {medians.tolist()}")
+    trace = model.trace(texts[0])
+    kept = rs.distortion(model.view, trace)
+    for name, image in (("rsa", "image"), ("rsa_raw", "raw_image")):
+        print(name, {str(one): round(float(kept[name].sel({image: one}).median()), 3) for one in kept[image].values})
+    print("rsa_null", kept.rsa_null.mean("layer").values.round(3), "mismatch", float(kept.mismatch.median()))
     stack(model, trace, asked.out)
 
 

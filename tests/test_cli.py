@@ -84,6 +84,21 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
 
 
+def test_covers_stand_beside_an_untrained_model(tmp_path: Path) -> None:
+    """Another seed is another control, none is none; the model itself stays as it is."""
+    said = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
+    told = []
+    for words in (("--seed", "0"), ("--seed", "1"), ("--no-untrained",)):
+        done = rheoscope("covers", said, "--draws", "2", "--json", "c.json", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads((tmp_path / "c.json").read_text())["agreement"])
+        assert ("untrained" in done.stdout) == (words[0] == "--seed")
+    one, other, none = (one["data_vars"] for one in told)
+    assert one["agreement"] == other["agreement"] == none["agreement"]
+    assert one["agreement_untrained"] != other["agreement_untrained"]
+    assert "agreement_untrained" not in none
+
+
 def test_a_text_too_short_to_move_says_what_is_left_out(tmp_path: Path) -> None:
     done = rheoscope("a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -157,6 +172,8 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["flow", "a text", "--file", "file.txt"], 1, "got a text and --file"),
         (["flow", "a text", "--space", "moon"], 1, "unknown space 'moon'; type one of raw, normed, sphere"),
         (["flow", "a text", "--html", "a.html", "--no-html"], 1, "exclude each other"),
+        (["covers", "a text", "--no-untrained"], 1, "type a longer text"),
+        (["covers", "a text", "--seed", "-1"], 2, "greater than or equal to 0"),
         (["surgery", "a text"], 1, "nothing to change; type M='symmetric'"),
         (["surgery", "a text", "--M", "square"], 1, "unknown replacement of M: 'square'; type one of identity"),
         (["surgery", "a text", "--M", "symmetric", "--heads", "9.9"], 1, "there is no layer 9"),

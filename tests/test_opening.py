@@ -49,6 +49,54 @@ def test_the_control_of_a_directory_is_that_of_the_object(name: str, tmp_path: P
     assert gap(half.view.embed, from_file.view.embed) <= 1e-2
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_a_seed_draws_other_initial_weights_of_the_same_family(name: str, tmp_path: Path) -> None:
+    """Of the family's own law: spread by the config's range, norms at 1; the name says what it is."""
+    one, other = (rs.load(saved(name, tmp_path), untrained=True, seed=seed) for seed in (0, 5))
+    assert one.view.facts["weights"] == rs.load(network(name), untrained=True).view.facts["weights"]
+    assert one.view.facts["weights"] != other.view.facts["weights"]
+    assert other.view.facts["weights"] == rs.load(network(name), untrained=True, seed=5).view.facts["weights"]
+    assert other.view.facts["model"] == f"{tmp_path}, untrained (seed 5)"
+    spread = network(name).config.initializer_range
+    for control in (one, other):
+        assert control.view.blocks[0].W_Q.std().item() == pytest.approx(spread, rel=0.1)
+        assert control.view.embed.std().item() == pytest.approx(spread, rel=0.1)
+    gains = [x for x in one.network.parameters() if x.ndim == 1]
+    assert all(bool(((x == 0) | (x == 1)).all()) for x in gains)
+
+
+def test_a_control_needs_no_weights(tmp_path: Path) -> None:
+    """A config is enough; and on another device it has the dtype of the checkpoint, as the trained model has."""
+    copy.deepcopy(network("llama")).to(torch.bfloat16).save_pretrained(tmp_path)
+    assert rs.load(tmp_path, untrained=True, device="cpu:0").view.facts["dtype"] == "bfloat16"
+    assert rs.load(tmp_path, device="cpu:0").view.facts["dtype"] == "bfloat16"
+    (tmp_path / "model.safetensors").unlink()
+    assert rs.load(tmp_path, untrained=True).view.facts["dtype"] == "float32"
+    with pytest.raises(rs.RheoscopeError, match=r"holds no \*.safetensors"):
+        rs.load(tmp_path)
+    ours.saved("own", tmp_path / "own")
+    (tmp_path / "own" / "model.safetensors").unlink()
+    control = rs.load(tmp_path / "own", untrained=True)
+    assert control.view.facts["weights"] == rs.load(ours.network("own"), untrained=True).view.facts["weights"]
+
+
+def test_the_default_model_has_its_control_too() -> None:
+    one, other = rs.load(untrained=True), rs.load(untrained=True, seed=1)
+    assert one.view.facts["model"] == "the default model, untrained (seed 0)"
+    assert one.view.facts["weights"] != other.view.facts["weights"]
+    assert one.trace("The keys").tokens == rs.load().trace("The keys").tokens
+
+
+def test_a_seed_that_is_none_is_told_in_one_line() -> None:
+    for wrong in (-1, True, 2**63):
+        with pytest.raises(rs.RheoscopeError, match=r"a seed is a whole number, 0 or larger, got .*; type seed=0"):
+            rs.load(network("gpt2"), untrained=True, seed=wrong)
+    with pytest.raises(rs.RheoscopeError, match=r"seed=3 draws initial weights, .*; type untrained=True too"):
+        rs.load(network("gpt2"), seed=3)
+    with pytest.raises(rs.RheoscopeError, match="there is no directory"):
+        rs.load("/no/such/place", untrained=True)
+
+
 def test_the_control_has_the_dtype_of_the_object() -> None:
     control = rs.load(network("gpt2", torch.float64), untrained=True)
     assert control.view.facts["dtype"] == "float64"

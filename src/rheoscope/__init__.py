@@ -11,7 +11,9 @@ density_clusters                      clusters by HDBSCAN, no angle to choose
 massive                               which tokens are left out, how large, in which coordinates
 purity                                what clusters are made of, against permuted names
 dynamics, experiments                 the theory bench: particles under attention, beside what theory gives
-agreement                             does a head read similarity in E? scores against cosines, beside random heads
+agreement                             does a head read similarity in E? scores against cosines, beside random heads and an untrained model
+agreement_over_texts                  the same on several texts: intervals, one null, halves against each other
+prefix_stability                      does a head score the same two tokens alike, whatever came before?
 composition, path_weights             which heads write what later heads read; weights along a path of heads
 distortion, torn                      what the projections of a head keep of the tokens' geometry, and which pairs they change
 fixed_point                           would a layer settle? residuals, repeated application, its Jacobian
@@ -47,6 +49,7 @@ _HOME = {
     "Mechanism": "rheoscope.attention.mechanism",
     "RheoscopeError": "rheoscope.shapes",
     "agreement": "rheoscope.covers.agreement",
+    "agreement_over_texts": "rheoscope.covers.agreement_over_texts",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "attention_patching": "rheoscope.covers.patching",
@@ -73,6 +76,7 @@ _HOME = {
     "path_weights": "rheoscope.covers.composition",
     "pieces": "rheoscope.covers.pieces",
     "plot": "rheoscope.report.drawing",
+    "prefix_stability": "rheoscope.covers.prefix_stability",
     "purity": "rheoscope.flow.purity",
     "readout": "rheoscope.flow.readout",
     "register_with_transformers": "rheoscope.pretrained.interface",

@@ -121,6 +121,10 @@ def covers_command(
     text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="Read the text from this file.")] = None,
     draws: Annotated[int, typer.Option(min=2, help="Random heads that each head is compared with.")] = 40,
+    untrained: Annotated[
+        bool, typer.Option("--untrained/--no-untrained", help="Beside it the same architecture at initial weights.")
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Another one draws other initial weights.")] = 0,
     model: OtherModel = None,
     explain: Annotated[bool, typer.Option("--explain", help="Define every column.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
@@ -130,15 +134,18 @@ def covers_command(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Does attention read similarity? Every head's scores against the cosines of the tokens, beside random heads.
+    """Does attention read similarity? Every head's scores against the cosines of the tokens, beside random heads and untrained ones.
 
     Examples:  rheoscope covers "The keys to the cabinet are on the table"    ·    rheoscope covers --file notes.txt --html covers.html
+    ·    rheoscope covers --file notes.txt --model path/ --no-untrained
     """
     from rheoscope.opening import load
     from rheoscope.report.covers import show
     from rheoscope.report.texts import text_of
 
-    show(load(model, device=device, dtype=dtype), text_of(text, file), draws, explain, json, html)
+    said, opened = text_of(text, file), load(model, device=device, dtype=dtype)
+    control = load(model, device=device, dtype=dtype, untrained=True, seed=seed) if untrained else None
+    show(opened, control, said, draws, explain, json, html)
 
 
 @app.command("surgery")

@@ -20,6 +20,7 @@ def load(
     revision: str | None = None,
     tokenizer: Any = None,
     untrained: bool = False,
+    seed: int = 0,
 ) -> Running:
     """Open a Transformer as operators on one space E.
 
@@ -27,8 +28,9 @@ def load(
     `model.run(text, edit=…, hooks=…)` (the same with heads and points changed).
 
     **Takes** nothing (the small model that comes with the package), a hub name, a directory, or a model already built, of
-    `transformers` or of `rheoscope.models` (with `tokenizer=`). `untrained=True` gives the same architecture at its
-    initial weights. float32 on the CPU, the checkpoint's dtype on a GPU, unless `dtype` says.
+    `transformers` or of `rheoscope.models` (with `tokenizer=`). `untrained=True` gives the same architecture at
+    the initial weights of its own family, the control that every claim about training needs; no weight file is read,
+    and `seed` draws other ones. float32 on the CPU, the checkpoint's dtype on a GPU, unless `dtype` says.
 
     **Laws** logits are the untouched model's, bit for bit; weights and displacements recomputed from the View equal the
     model's, proved on eight tokens at every load (`model.view.facts["certificate"]`); what is not known is refused.
@@ -41,12 +43,29 @@ def load(
     >>> model.trace([1, 2, 3]).points.shape
     torch.Size([5, 3, 8])
     """
+    drawn = _drawn(untrained, seed)
     if source is None and not (DEFAULT / "config.json").is_file():
         raise RheoscopeError(f"this installation has no default model ({DEFAULT}); type rs.load(name or directory)")
     source = DEFAULT if source is None else source
     if _is_ours(source):
-        return _ours(source, device, dtype, tokenizer, untrained)
-    return _theirs(source, device, dtype, revision, tokenizer, untrained)
+        return _ours(source, device, dtype, tokenizer, drawn)
+    return _theirs(source, device, dtype, revision, tokenizer, drawn)
+
+
+def _drawn(untrained: bool, seed: int) -> int | None:
+    """The seed of initial weights, or None where those of the source are wanted."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise RheoscopeError(f"a seed is a whole number, 0 or larger, got {seed!r}; type seed=0")
+    if seed and not untrained:
+        raise RheoscopeError(
+            f"seed={seed} draws initial weights, and trained ones were asked for; type untrained=True too"
+        )
+    return seed if untrained else None
+
+
+def _called(name: str, drawn: int | None) -> str:
+    """A control never goes by the name of the model that it controls."""
+    return name if drawn is None else f"{name}, untrained (seed {drawn})"
 
 
 def _is_ours(source: Any) -> bool:
@@ -64,32 +83,34 @@ def _is_ours(source: Any) -> bool:
     return isinstance(told, dict) and told.get("model_type") == "rheoscope"
 
 
-def _ours(source: Any, device: str | None, dtype: str | None, tokenizer: Any, untrained: bool) -> Running:
+def _ours(source: Any, device: str | None, dtype: str | None, tokenizer: Any, drawn: int | None) -> Running:
     from rheoscope.models.checkpoint import opened, taken
     from rheoscope.models.seeing import certify, seen
 
     if isinstance(source, nn.Module):
-        model = seen(taken(source, device, dtype, untrained), tokenizer, type(source).__name__)  # type: ignore[arg-type]
+        network, found = taken(source, device, dtype, drawn), None  # type: ignore[arg-type]
+        name = type(source).__name__
     else:
-        network, found = opened(source, device, dtype, untrained)
-        model = seen(network, tokenizer or found, "the default model" if source == DEFAULT else str(source))
+        network, found = opened(source, device, dtype, drawn)
+        name = "the default model" if source == DEFAULT else str(source)
+    model = seen(network, tokenizer or found, _called(name, drawn))
     return model.proved(certify(model))
 
 
 def _theirs(
-    source: Any, device: str | None, dtype: str | None, revision: str | None, tokenizer: Any, untrained: bool
+    source: Any, device: str | None, dtype: str | None, revision: str | None, tokenizer: Any, drawn: int | None
 ) -> Running:
     from rheoscope.pretrained.certificate import certify
     from rheoscope.pretrained.checkpoint import opened, taken
     from rheoscope.pretrained.describing import described
 
     if isinstance(source, nn.Module):
-        network = taken(source, device, dtype, untrained)
+        network = taken(source, device, dtype, drawn)
         name = getattr(network.config, "_name_or_path", "") or type(network).__name__
-        model = described(network, tokenizer, name)
+        model = described(network, tokenizer, _called(name, drawn))
     elif isinstance(source, str | Path):
-        network, found = opened(source, device, dtype, revision, untrained)
-        model = described(network, tokenizer or found, str(source))
+        network, found = opened(source, device, dtype, revision, drawn)
+        model = described(network, tokenizer or found, _called(str(source), drawn))
     else:
         raise RheoscopeError(f"load takes a name, a directory or a transformers model, got {type(source).__name__}")
     return model.proved(certify(model))

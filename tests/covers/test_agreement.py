@@ -207,6 +207,37 @@ def test_heads_that_say_nothing_count_nothing() -> None:
     assert float(found.q_value.min()) == 1
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "own_alibi"])
+def test_the_control_is_its_own_agreement(name: str) -> None:
+    """Beside the trained heads stands what the control would give alone, and nothing else changes."""
+    model = double(name)
+    control = rs.load(model.network, untrained=True, seed=3)
+    beside = control.trace(text())
+    found = rs.agreement(model.view, model.trace(text()), draws=4, least=4, control=beside)
+    plain = rs.agreement(model.view, model.trace(text()), draws=4, least=4)
+    alone = rs.agreement(control.view, beside, draws=0, least=4)
+    for field in ("agreement", "agreement_raw"):
+        assert np.allclose(found[f"{field}_untrained"], alone[field])
+        assert not np.allclose(found[f"{field}_untrained"], found[field], atol=1e-2)
+    for field in plain.data_vars:
+        assert np.array_equal(plain[field], found[field]), field
+    assert "untrained (seed 3)" in found.attrs["control"]
+    assert control.view.facts["weights"] in found.attrs["control"]
+    assert "control" not in plain.attrs
+
+
+def test_a_control_of_another_text_or_model_is_refused() -> None:
+    model = double("llama")
+    trace = model.trace(text())
+    for strange, what in (
+        (model.trace(text(1)), r"2 layers of 4 heads on 18 tokens beside .*, other tokens; type control=rs.load"),
+        (model.trace(text(n=12)), r"on 12 tokens beside 2 layers of 4 heads on 18 tokens; type control"),
+        (bare(depth=1, heads=4).trace(text()), r"got 1 layers of 4 heads"),
+    ):
+        with pytest.raises(rs.RheoscopeError, match=what):
+            rs.agreement(model.view, trace, draws=0, least=4, control=strange)
+
+
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     with pytest.raises(rs.RheoscopeError, match=r"at least 8 other keys .* none of the 6 tokens has; type a longer"):

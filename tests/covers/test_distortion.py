@@ -87,6 +87,37 @@ def test_random_heads_lose_about_what_random_projections_lose() -> None:
     assert float(content.neighbours.mean()) > 5 / 39
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "own_metric"])
+def test_raw_images_are_those_of_the_models_own_q_k_v(name: str) -> None:
+    trace = traced(name, F64)
+    found = rs.distortion(trace.view, trace, k=3, draws=1)
+    heads = trace.view.blocks[1]
+    kept = [i for i in range(len(trace)) if i not in trace.massive()]
+    x = heads.norm.hat(trace.read_by(1))[kept]
+    for image, y in zip(("q", "k", "v"), heads.read(trace.read_by(1)), strict=True):
+        own = y[0, -1, kept]  # the last head reads the last group
+        wanted = compared(geometry(x), geometry(own), 3)
+        last = found.sel(layer=1, head=trace.view.heads - 1, raw_image=image)
+        assert np.allclose([float(last[f"{field}_raw"]) for field in COMPARED], wanted, atol=1e-6), image
+    assert found.attrs["coordinate_dependent"] == [f"{field}_raw" for field in COMPARED]
+    for field in found.attrs["coordinate_dependent"]:
+        assert "coordinates of the head" in found[field].attrs["definition"]
+
+
+def test_raw_images_move_with_the_coordinates_and_meet_the_invariant_ones_at_an_isometry() -> None:
+    """(W_Q A, W_K A⁻ᵀ) is the same head; where W_K is an isometry, q has the distances of the image."""
+    W, K, A = random(0, 12, 12), torch.linalg.qr(random(1, 12, 12))[0], random(2, 12, 12)
+    one = planted(W, K)
+    plain = rs.distortion(one.view, on(one, random(3, 20, 12)), draws=1)
+    other = planted(W @ A, K @ torch.linalg.inv(A).mT)
+    moved = rs.distortion(other.view, on(other, random(3, 20, 12)), draws=1)
+    for field in COMPARED:
+        assert np.allclose(plain[f"{field}_raw"].sel(raw_image="q"), plain[field].sel(image="query"), atol=1e-9), field
+        assert np.allclose(moved[field], plain[field], atol=1e-9), field
+    assert float(abs(moved.rsa_raw - plain.rsa_raw).sel(raw_image=["q", "k"]).min()) > 1e-2
+
+
 def test_torn_and_glued_pairs_are_the_planted_ones() -> None:
     """Tokens 0 and 1 differ in the one direction that is stretched, 2 and 3 in the one that is forgotten."""
     x = random(0, 12, 8)

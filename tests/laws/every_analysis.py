@@ -38,6 +38,7 @@ ANALYSES: dict[str, Callable[[Any], Any]] = {
     "readout": lambda model: rs.readout(model.view, model.trace(text())),
     "energy": lambda model: rs.energy(model.view, model.trace(text())),
     "agreement": lambda model: rs.agreement(model.view, model.trace(text()), draws=0, least=4),
+    "prefix_stability": lambda model: rs.prefix_stability(model, text(), [[7, 19, 4], [30, 5, 5, 21]], least=3),
     "distortion": lambda model: rs.distortion(model.view, model.trace(text()), k=3, draws=2),
     "stack": lambda model: rs.stack(model.view, model.trace(text()), draws=2),
     "composition": lambda model: rs.composition(model.view, top=1).drop_dims("kind"),
@@ -287,8 +288,11 @@ def in_order(found: Any, order: list[int]) -> Any:
 @pytest.mark.parametrize("analysis", ANALYSES)
 @pytest.mark.parametrize(("move", "name"), EACH)
 def test_a_gauge_moves_no_field(analysis: str, move: Move, name: str) -> None:
-    """Law 1."""
-    same(asked(analysis, moved(name, move)), plainly(analysis, name))
+    """Law 1; what is marked as dependent on the coordinates of a head stands beside an invariant field."""
+    found, plain = asked(analysis, moved(name, move)), plainly(analysis, name)
+    marked = set(plain.attrs.get("coordinate_dependent", []))
+    assert {field.removesuffix("_raw") for field in marked} <= set(plain.data_vars) - marked
+    same(found, plain, but=marked)
 
 
 @pytest.mark.parametrize(("move", "name"), EACH)

@@ -12,7 +12,7 @@ from rheoscope.attention.mechanism import Mechanism, for_every_head, scores
 from rheoscope.covers.cloud import Read, exact, layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
-from rheoscope.space.head import Heads, Norm
+from rheoscope.space.head import through
 from rheoscope.space.ranks import ranked
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -26,13 +26,17 @@ DEFINITIONS = {
     "agreement_uncentred": "as agreement, the cosine of x̂ as it is, the mean of the cloud not taken away",
     "agreement_embedding": "as agreement, the cosine of the centred embeddings of the tokens (x⁰)",
     "position_baseline": "Spearman correlation of score and nearness −|i − j|: what position alone explains",
+    "agreement_untrained": "agreement of the control, the same architecture at initial weights, on the same text",
+    "agreement_raw_untrained": "agreement_raw of the control",
     "queries": "queries with enough usable keys, over which means are taken",
     "null_mean": "mean agreement of random M of the same singular values: x̂ turned at random, queries and keys apart",
-    "null_sd": "standard deviation of the same",
+    "null_sd": "standard deviation of agreement among random M of the same singular values",
     "z": "(agreement − null_mean) / null_sd",
     "q_value": "share of false finds among all heads at least as far from their null (Benjamini and Hochberg, two-sided, z normal)",
 }
 MEANS = ("agreement", "agreement_raw", "agreement_uncentred", "agreement_embedding", "position_baseline")
+CONTROLLED = ("agreement", "agreement_raw")
+"""Those of them that stand beside the untrained control."""
 AT_ONCE = 2**18
 """Scores that are ranked at the same time: they stay in the cache, and no map of all tokens exists."""
 DRAWS_AT_ONCE = 4
@@ -46,6 +50,7 @@ def agreement(
     seed: int = 0,
     least: int = 8,
     keep_massive: bool = False,
+    control: Trace | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """Does each head attend to what is similar in E? The headline of the covers.
@@ -61,14 +66,18 @@ def agreement(
     **Null** random M of the same singular values: the clouds are turned by random rotations Q and Q' and read by the
     head's own projections, rotary positions and biases, M'(δ) = Q M(δ) Q'ᵀ; `draws` of them (0 leaves the null out).
 
+    **Control** what training made of it: `control=rs.load(…, untrained=True).trace(text)`, the same text in the same
+    architecture at initial weights.
+
     **Gives** (layer, head): `agreement`, `agreement_raw`, `agreement_uncentred`, `agreement_embedding`,
-    `position_baseline`, `null_mean`, `null_sd`, `z`, `q_value`; (layer): `queries`. NaN in a layer where no query has
-    enough keys (a narrow window).
+    `position_baseline`, `null_mean`, `null_sd`, `z`, `q_value`, with a control `agreement_untrained` and
+    `agreement_raw_untrained`; (layer): `queries`. NaN in a layer where no query has enough keys (a narrow window).
 
     **Laws** M = I gives 1 and M = −I gives −1 for x̂ of one length around 0; in [−1, 1]; unchanged by every move that
     leaves the logits unchanged, by a scale of the scores and by anything added to a row of them.
 
-    **Siblings** `scores` says what scores are made of, `distortion` what the images of the cloud lose.
+    **Siblings** `agreement_over_texts` joins several texts, `prefix_stability` says whether scores outlast another
+    beginning, `scores` what they are made of, `distortion` what the images of the cloud lose.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
@@ -81,6 +90,7 @@ def agreement(
             f"a null needs 2 draws or more and a partial correlation 4 keys or more, got draws={draws}, least={least}; "
             "type draws=200, least=8"
         )
+    beside = None if control is None else _controlled(trace, control, least, keep_massive)
     steps = 1 + math.ceil(draws / DRAWS_AT_ONCE)
     tables = []
     for done, turned in enumerate((None, *rotations(view.width, draws, seed, trace.points.device)), 1):
@@ -88,7 +98,8 @@ def agreement(
         if progress is not None:
             progress(done, steps)
     told = provenance(trace, "agreement", keep_massive, draws=draws, seed=seed, least=least)
-    return _labelled(view, tables[0], [table[..., 0] for table, _ in tables[1:]], told)
+    told |= {} if control is None else {"control": f"{control.facts['model']}, weights {control.facts['weights']}"}
+    return _labelled(view, tables[0], [table[..., 0] for table, _ in tables[1:]], beside, told)
 
 
 Turned = tuple[Float[Tensor, "c d d"], Float[Tensor, "c d d"]]
@@ -123,6 +134,18 @@ def _table(
     return torch.stack(means, 1), torch.tensor(counts, dtype=torch.float64)
 
 
+def _controlled(trace: Trace, control: Trace, least: int, keep_massive: bool) -> Float[Tensor, "layer h 5"]:
+    """All means of the heads of the control, which must have read the same tokens in as many layers and heads."""
+    sizes = [(one.view.layers, one.view.heads, len(one)) for one in (trace, control)]
+    if sizes[0] != sizes[1] or not torch.equal(trace.ids, control.ids):
+        described = [f"{layers} layers of {heads} heads on {n} tokens" for layers, heads, n in sizes]
+        raise RheoscopeError(
+            f"a control is the same text in the same architecture: got {described[1]} beside {described[0]}"
+            f"{', other tokens' if sizes[0] == sizes[1] else ''}; type control=rs.load(…, untrained=True).trace(text)"
+        )
+    return _table(control.view, control, None, least, keep_massive)[0][0]
+
+
 def of_layer(
     read: Read, q: Float[Tensor, "c h n k"], k: Float[Tensor, "c h n k"], start: Float[Tensor, "n d"], least: int
 ) -> tuple[Float[Tensor, "c h 5"], int]:
@@ -154,17 +177,11 @@ def sides(read: Read, turned: Turned | None) -> tuple[Float[Tensor, "c h n k"], 
         q, k, _ = heads.read(read.x)
         q, k = q[:, :, at], k[:, :, at]
     else:
-        q, k = (heads.project(_gained(heads, read.hat @ Q.to(read.hat.dtype)))[side] for side, Q in enumerate(turned))
+        asking, answering = (heads.norm.centre(read.hat @ Q.to(read.hat.dtype)) for Q in turned)
+        q = through(heads.norm, asking, heads.W_Q, heads.b_Q, heads.q_norm)
+        k = through(heads.norm, answering, heads.W_K, heads.b_K, heads.k_norm)
     place = heads.mechanism.position.place
     return place(exact(q), at), place(for_every_head(exact(k), heads.count), at)
-
-
-def _gained(heads: Heads, hat: Float[Tensor, "c n d"]) -> Float[Tensor, "c n d"]:
-    """What a block reads of x̂: centred where its norm centres, times the gain, plus the bias."""
-    norm: Norm = heads.norm
-    hat = hat - hat.mean(-1, keepdim=True) if norm.centred else hat
-    hat = hat if norm.gain is None else hat * norm.gain
-    return (hat if norm.bias is None else hat + norm.bias).to(heads.W_Q.dtype)
 
 
 def targets(
@@ -218,6 +235,7 @@ def _labelled(
     view: View,
     own: tuple[Float[Tensor, "1 layer h 5"], Float[Tensor, " layer"]],
     null: list[Float[Tensor, "_ layer h"]],
+    beside: Float[Tensor, "layer h 5"] | None,
     told: dict[str, object],
 ) -> "xarray.Dataset":
     table, queries = own
@@ -225,13 +243,21 @@ def _labelled(
         name: (("layer", "head"), x) for name, x in zip(MEANS, table[0].unbind(-1), strict=True)
     }
     values["queries"] = (("layer",), queries)
+    if beside is not None:
+        values |= {f"{name}_untrained": (("layer", "head"), beside[..., MEANS.index(name)]) for name in CONTROLLED}
     if null:
         drawn = torch.cat(null)
-        mean, sd = drawn.mean(0), drawn.std(0)
-        z = torch.where(sd > 0, (table[0, ..., 0] - mean) / torch.where(sd > 0, sd, 1), torch.where(sd == 0, 0, sd))
-        found = {"null_mean": mean, "null_sd": sd, "z": z, "q_value": q_values(torch.erfc(z.abs() / math.sqrt(2)))}
+        found = beside_null(table[0, ..., 0], drawn.mean(0), drawn.std(0))
         values |= {name: (("layer", "head"), x) for name, x in found.items()}
     return dataset(values, DEFINITIONS, {"layer": range(view.layers), "head": range(view.heads)}, told)
+
+
+def beside_null(
+    own: Float[Tensor, "layer h"], mean: Float[Tensor, "layer h"], sd: Float[Tensor, "layer h"]
+) -> dict[str, Float[Tensor, "layer h"]]:
+    """Mean and standard deviation of the null, how far each head lies from it, and its q-value among all heads."""
+    z = torch.where(sd > 0, (own - mean) / torch.where(sd > 0, sd, 1), torch.where(sd == 0, 0, sd))
+    return {"null_mean": mean, "null_sd": sd, "z": z, "q_value": q_values(torch.erfc(z.abs() / math.sqrt(2)))}
 
 
 def q_values(p: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:

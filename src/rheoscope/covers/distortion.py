@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import xarray
 
 IMAGES = ("query", "key", "content")
+RAW_IMAGES = ("q", "k", "v")
 
 _KEPT = {
     "spread": "r₉₅/r₀₅ of the stretch ‖y_i − y_j‖/‖x̂_i − x̂_j‖ over pairs: 1 where the image is the cloud up to scale",
@@ -33,6 +34,11 @@ DEFINITIONS = (
     _KEPT
     | {
         f"{name}_null": f"mean of {name} for random projections to as many dimensions, drawn in the basis of E"
+        for name in _KEPT
+    }
+    | {
+        f"{name}_raw": f"{name} of q, k, v themselves (x̂ D_g W_Q, …): moves with the coordinates of the head, which the model "
+        f"does not see, unlike {name}; its null is that of query, key and content"
         for name in _KEPT
     }
     | {
@@ -59,15 +65,19 @@ def distortion(
     """What each head's projections keep of the geometry of the tokens, and what they lose.
 
     **Answers** "are tokens that are near each other in E still near as this head sees them?" for three images of the
-    cloud: x̂M (as queries), x̂Mᵀ (as keys), x̂F (as content). M is taken at offset 0.
+    cloud: x̂M (as queries), x̂Mᵀ (as keys), x̂F (as content). M is taken at offset 0. Beside them the raw q, k and v, which
+    other numbers would be for the same model: (W_Q A, W_K A⁻ᵀ) is the same M. They are listed in
+    `attrs["coordinate_dependent"]`.
 
     **Formula** each field's is in its `attrs["definition"]`. Distances are Euclidean; pairs at distance 0 have no stretch.
 
     **Gives** (layer, head, image): `spread`, `collapse`, `neighbours`, `trustworthiness`, `continuity`, `rsa`, `cka`;
     (layer, image): the null of each, for random projections to the same number of dimensions (`draws` of them);
-    (layer, head, angle): `principal_angles`; (layer, head): `mismatch`, `trace_share`.
+    (layer, head, raw_image): each but `collapse` as `_raw`; (layer, head, angle): `principal_angles`; (layer, head):
+    `mismatch`, `trace_share` (symmetry and positive share, the other two of the mismatch of Q and K, are in `operators`).
 
-    **Laws** M = c·I keeps everything; unchanged by every move that leaves the logits unchanged and by a scale of M or F.
+    **Laws** M = c·I keeps everything; all but `_raw` unchanged by every move that leaves the logits unchanged and by a
+    scale of M or F; `_raw` of q is the number of the query's image where D_g W_K is an isometry, and so for k and v.
 
     **Source** Venna and Kaski 2001 (trustworthiness, continuity), Kornblith et al. 2019 (CKA).
 
@@ -92,26 +102,29 @@ def distortion(
             progress(len(rows), view.layers)
     dims: dict[str, tuple[str, ...]] = dict.fromkeys((*COMPARED, "collapse"), ("layer", "head", "image"))
     dims |= {f"{name}_null": ("layer", "image") for name in dims}
+    dims |= {f"{name}_raw": ("layer", "head", "raw_image") for name in COMPARED}
     dims |= {"principal_angles": ("layer", "head", "angle"), "mismatch_null": ("layer",)}
     dims |= dict.fromkeys(("mismatch", "trace_share"), ("layer", "head"))
     values = {name: (dims[name], torch.stack([row[name] for row in rows])) for name in dims}
     coords = {"layer": range(view.layers), "head": range(view.heads), "image": list(IMAGES)}
-    return dataset(
-        values, DEFINITIONS, coords, provenance(trace, "distortion", keep_massive, k=k, draws=draws, seed=seed)
-    )
+    told = provenance(trace, "distortion", keep_massive, k=k, draws=draws, seed=seed)
+    told["coordinate_dependent"] = [f"{name}_raw" for name in COMPARED]
+    return dataset(values, DEFINITIONS, coords | {"raw_image": list(RAW_IMAGES)}, told)
 
 
 def of_layer(read: Read, k: int, draws: int, seed: int) -> dict[str, Tensor]:
     """All numbers of one layer, one image of one head at a time."""
     cloud, of = read.hat.double(), geometry(read.hat)
     seen = images(read.heads)
-    kept = torch.stack([
-        torch.stack([compared(of, geometry(y), k) for y in image.of(cloud)]) for image in seen
-    ], 1)  # fmt: skip
+    kept, raw = (
+        torch.stack([torch.stack([compared(of, geometry(y), k) for y in of_heads]) for of_heads in clouds], 1)
+        for clouds in ([image.of(cloud) for image in seen], [cloud @ image.left for image in seen])
+    )
     ranks = [image.left.shape[-1] for image in seen]
     null = {r: random_projections(cloud, of, r, k, draws, seed) for r in set(ranks)}
     return (
         {name: kept[..., at] for at, name in enumerate(COMPARED)}
+        | {f"{name}_raw": raw[..., at] for at, name in enumerate(COMPARED)}
         | {f"{name}_null": torch.stack([null[r][at] for r in ranks]) for at, name in enumerate(COMPARED)}
         | {
             "collapse": torch.stack([image.collapse(cloud) for image in seen], 1),
@@ -125,8 +138,8 @@ def of_layer(read: Read, k: int, draws: int, seed: int) -> dict[str, Tensor]:
 class Image:
     """The images x̂A of a cloud by one operator of every head, A = left · right, in float64.
 
-    `basis` are orthonormal columns that span what A reads; `turned` is `right` in as few coordinates as it needs, so that
-    (x̂ left) turned has all distances of x̂A.
+    x̂ · left is q (times the scale), k or v itself. `basis` are orthonormal columns that span what A reads; `turned` is
+    `right` in as few coordinates as it needs, so that (x̂ left) turned has all distances of x̂A.
     """
 
     left: Float[Tensor, "h d r"]

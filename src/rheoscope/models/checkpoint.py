@@ -69,16 +69,16 @@ def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def opened(
-    directory: str | Path, device: str | None = None, dtype: str | None = None, untrained: bool = False
+    directory: str | Path, device: str | None = None, dtype: str | None = None, drawn: int | None = None
 ) -> tuple[Transformer | Translator, Any]:
-    """The network and its tokenizer (None where there is none); `untrained` gives initial weights, always the same.
+    """The network and its tokenizer (None where there is none); `drawn`, a seed, gives initial weights.
 
     float32 on the CPU, the stored dtype on a GPU, unless `dtype` says.
     """
     directory = Path(directory)
     config, wanted, place = config_of(directory), dtype_of(dtype, device), device_of(device or "cpu")
-    network = initial(config)
-    if untrained:
+    network = initial(config, drawn or 0)
+    if drawn is not None:
         wanted = torch.float32 if wanted == "auto" else wanted
     else:
         found = fill(network, directory)
@@ -100,19 +100,19 @@ def _tokenizer(directory: Path, config: Config) -> Any:
 
 
 def taken(
-    network: Transformer | Translator, device: str | None, dtype: str | None, untrained: bool
+    network: Transformer | Translator, device: str | None, dtype: str | None, drawn: int | None
 ) -> Transformer | Translator:
     """A network that is already built, where and how it is wanted, or the same architecture at its initial weights."""
     weight = next(network.parameters())
     place = weight.device if device is None else device_of(device)
     wanted = weight.dtype if dtype is None else dtype_of(dtype, device)
-    return placed(initial(network.config) if untrained else network, place, wanted, TABLES).eval()
+    return placed(network if drawn is None else initial(network.config, drawn), place, wanted, TABLES).eval()
 
 
-def initial(config: Config) -> Transformer | Translator:
-    """The architecture at its initial weights, always the same ones: the control that every claim needs."""
+def initial(config: Config, seed: int = 0) -> Transformer | Translator:
+    """The architecture at its initial weights, the same ones for a seed: the control that every claim needs."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return build(config)
 
 

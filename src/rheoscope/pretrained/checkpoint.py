@@ -30,12 +30,15 @@ TABLES = ("inv_freq",)
 
 
 def opened(
-    source: str | Path, device: str | None, dtype: str | None, revision: str | None, untrained: bool
+    source: str | Path, device: str | None, dtype: str | None, revision: str | None, drawn: int | None
 ) -> tuple[Any, Any]:
-    """The network and its tokenizer (None where there is none) from a directory or a hub name."""
+    """The network and its tokenizer (None where there is none) from a directory or a hub name.
+
+    `drawn`, a seed, gives the architecture at initial weights: then no file with weights is looked for.
+    """
     _need_transformers()
     with quiet():
-        return _opened(source, device, dtype, revision, untrained)
+        return _opened(source, device, dtype, revision, drawn)
 
 
 @contextmanager
@@ -58,13 +61,13 @@ def quiet() -> Iterator[None]:
 
 
 def _opened(
-    source: str | Path, device: str | None, dtype: str | None, revision: str | None, untrained: bool
+    source: str | Path, device: str | None, dtype: str | None, revision: str | None, drawn: int | None
 ) -> tuple[Any, Any]:
     from transformers import AutoConfig
 
     directory = Path(source)
     if directory.exists():
-        _check_directory(directory)
+        _check_directory(directory, weights=drawn is None)
     elif directory.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1:
         raise RheoscopeError(
             f"there is no directory {source}; type one that holds config.json and *.safetensors, or a hub name"
@@ -78,7 +81,7 @@ def _opened(
         raise RheoscopeError(
             f"{source} is quantised; M and F need the weights themselves: type the name of the unquantised model"
         )
-    network = _network(source, config, device, dtype, revision, untrained, here)
+    network = _network(source, config, device, dtype, revision, drawn, here)
     return network, _tokenizer(source, revision, here)
 
 
@@ -102,7 +105,7 @@ def _network(
     device: str | None,
     dtype: str | None,
     revision: str | None,
-    untrained: bool,
+    drawn: int | None,
     here: bool,
 ) -> Any:
     from rheoscope.pretrained.families import family_of
@@ -110,8 +113,9 @@ def _network(
     family_of(config)
     kind = model_class(config)
     wanted, place = dtype_of(dtype, device), device_of(device or "cpu")
-    if untrained:
-        return placed(initial(kind, config), place, None if wanted == "auto" else wanted, TABLES).eval()
+    if drawn is not None:
+        wanted = (getattr(config, "dtype", None) or torch.float32) if wanted == "auto" else wanted
+        return placed(initial(kind, config, drawn), place, wanted, TABLES).eval()
     try:
         network, info = kind.from_pretrained(
             source, config=config, dtype=wanted, revision=revision, use_safetensors=True, trust_remote_code=False,
@@ -137,7 +141,7 @@ def _check_fit(source: str | Path, config: Any, info: dict[str, Any]) -> None:
             )
 
 
-def taken(network: Any, device: str | None, dtype: str | None, untrained: bool) -> Any:
+def taken(network: Any, device: str | None, dtype: str | None, drawn: int | None) -> Any:
     """A network that is already built, where and how it is wanted, or the same architecture at its initial weights."""
     config, weight = getattr(network, "config", None), next(network.parameters(), None)
     if weight is None or not hasattr(config, "model_type"):
@@ -146,13 +150,13 @@ def taken(network: Any, device: str | None, dtype: str | None, untrained: bool) 
         )
     place = weight.device if device is None else device_of(device)
     wanted = weight.dtype if dtype is None else dtype_of(dtype, device)
-    return placed(initial(type(network), config) if untrained else network, place, wanted, TABLES).eval()
+    return placed(network if drawn is None else initial(type(network), config, drawn), place, wanted, TABLES).eval()
 
 
-def initial(kind: Any, config: Any) -> Any:
-    """The same architecture at its initial weights, always the same ones: the control that every claim needs."""
+def initial(kind: Any, config: Any, seed: int = 0) -> Any:
+    """The same architecture at the initial weights of its family, the same ones for a seed: the control of every claim."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return kind(copy.deepcopy(config))
 
 
@@ -180,9 +184,11 @@ def _tokenizer(source: str | Path, revision: str | None, here: bool) -> Any:
         return None
 
 
-def _check_directory(directory: Path) -> None:
+def _check_directory(directory: Path, weights: bool) -> None:
     if not (directory / "config.json").is_file():
         raise RheoscopeError(f"{directory} holds no config.json; type the directory that a model was saved to")
+    if not weights:
+        return
     if list(directory.glob("*.safetensors")):
         for file in directory.glob("*.safetensors"):
             check_safetensors(file)

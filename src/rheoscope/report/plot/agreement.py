@@ -16,50 +16,67 @@ if TYPE_CHECKING:
 CAPTION = (
     "Blue heads score those keys high that are like the query in E, orange ones those that are unlike it; white ones do not ask. The raw "
     "map counts nearness and length as similarity, the controlled one takes both out; framed heads lie beyond random heads of the same "
-    "singular values at a false discovery rate of 5 %. Position alone is what nearness would explain."
+    "singular values at a false discovery rate of 5 %. Position alone is what nearness would explain; untrained is the same architecture "
+    "at initial weights."
 )
 MAPS = {
     "agreement": "Agreement, given distance and length",
     "z": "How far beyond random heads (z)",
     "agreement_raw": "Agreement, raw",
+    "agreement_untrained": "The same as the first, untrained",
     "position_baseline": "Position alone",
     "agreement_embedding": "Agreement with the embedding",
+}
+LINES = {
+    "agreement_raw": ("raw", "second"),
+    "agreement": ("given distance and length", "first"),
+    "agreement_embedding": ("with the embedding", "third"),
+    "agreement_untrained": ("untrained", "fourth"),
 }
 
 
 def picture_agreement(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
-    """Maps of all heads, and medians over depth beside the null."""
-    shown = [name for name in MAPS if name in dataset]
-    sure = dataset.q_value.values <= 0.05 if "q_value" in dataset else np.zeros(dataset.agreement.shape, dtype=bool)
-    beyond = frozenset((int(a), int(b)) for a, b in np.argwhere(sure))
+    """Maps of all heads and medians over depth, beside the null and the untrained control where there are any."""
     maps = [
         head_map(
-            MAPS[name],
+            title,
             dataset[name].attrs["definition"],
             dataset[name].values,
             (-5.0, 5.0) if name == "z" else (-1.0, 1.0),
-            beyond if name == "agreement" else frozenset(),
+            beyond(dataset) if name == "agreement" else frozenset(),
             {other: dataset[other].values for other in ("z",) if other in dataset and name == "agreement"},
             types,
         )
-        for name in shown
+        for name, title in MAPS.items()
+        if name in dataset
     ]
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
-    at = range(len(layers))
-    edge = {"null + 2 sd": 2, "null − 2 sd": -2} if "null_sd" in dataset else {}
-    lines = (
-        *(
-            Line(name, at, (dataset.null_mean + k * dataset.null_sd).median("head").values, "null", "dashed")
-            for name, k in edge.items()
-        ),
-        Line("raw", at, dataset.agreement_raw.median("head").values, "second"),
-        Line("given distance and length", at, dataset.agreement.median("head").values, "first"),
-        Line("with the embedding", at, dataset.agreement_embedding.median("head").values, "third"),
-    )
     about = "Median over the heads of a layer. " + dataset.agreement.attrs["definition"]
-    over = Panel("Over depth", about, lines, Axis("", layers))
+    over = Panel("Over depth", about, over_depth(dataset), Axis("", layers))
     caption = f"{CAPTION} {dataset.attrs['draws']} random heads for each.{TYPED * (types is not None)}"
     return Picture("Does attention read similarity?", caption, (*maps, over))
+
+
+def beyond(dataset: "xarray.Dataset") -> frozenset[tuple[int, int]]:
+    """The heads beyond their null at a false discovery rate of 5 %."""
+    if "q_value" not in dataset:
+        return frozenset()
+    return frozenset((int(a), int(b)) for a, b in np.argwhere(dataset.q_value.values <= 0.05))
+
+
+def over_depth(dataset: "xarray.Dataset") -> tuple[Line, ...]:
+    """Medians over the heads of every layer, and two standard deviations of the null on both sides."""
+    at = range(dataset.sizes["layer"])
+    edges = {"null + 2 sd": 2, "null − 2 sd": -2} if "null_sd" in dataset else {}
+    null = tuple(
+        Line(title, at, (dataset.null_mean + k * dataset.null_sd).median("head").values, "null", "dashed")
+        for title, k in edges.items()
+    )
+    return null + tuple(
+        Line(title, at, dataset[name].median("head").values, colour)
+        for name, (title, colour) in LINES.items()
+        if name in dataset
+    )
 
 
 def plot_agreement(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":

@@ -1,0 +1,162 @@
+"""Do scores outlast another beginning? The scores of the same pairs of tokens under several prefixes, head by head."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rheoscope.attention.mechanism import Mechanism, scores
+from rheoscope.covers.agreement import AT_ONCE, sides
+from rheoscope.covers.cloud import Read, hat, provenance
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.dataset import dataset
+from rheoscope.space.model import Model, Text
+from rheoscope.space.ranks import ranked
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+DEFINITIONS = {
+    "stability": "mean over queries of Spearman's correlation, over keys, of the scores of the same tokens without and with the prefix",
+    "stability_null": "the same with the scores of other tokens equally far apart, half the text further on: what place alone explains",
+    "queries": "queries with enough usable keys, over which means are taken",
+}
+
+
+@torch.no_grad()
+def prefix_stability(
+    model: Model, text: Text, prefixes: Sequence[Text], least: int = 8, keep_massive: bool = False
+) -> "xarray.Dataset":
+    """Does a head score the same pair of tokens alike, whatever came before the text?
+
+    **Answers** "is this score a relation of two tokens, or of two tokens and the beginning of the prompt (the boundary)?"
+
+    **Formula** the model reads the text alone, then after each prefix. For a query i, over the permitted keys j ≠ i of the
+    text: Spearman correlation of s_ij without and with the prefix; the mean over queries with at least `least` such keys.
+    Tokens that are massive in one of the readings are dropped. Strings are joined before they are cut into tokens; what
+    counts are the tokens at the end that all readings share.
+
+    **Null** s_ij against the score of other tokens at the same distance, s_{i+m, j+m} with the prefix, m half the text: a
+    head that only sees place has 1 there too.
+
+    **Gives** (prefix, layer, head): `stability`, `stability_null`; (layer): `queries`. NaN in a layer where no query has
+    enough keys.
+
+    **Laws** 1 in layer 0 of a model whose positions are relative or none: there a token is its embedding; in [−1, 1];
+    unchanged by every move that leaves the logits unchanged.
+
+    **Siblings** `agreement` says what heads read, this how much of it the prompt decides; `fixed_point` how far one token
+    hangs on the others.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> found = rs.prefix_stability(model, " the keys to the cabinet are on the table in the hall", ["Once upon a time", "In 1912"])
+    >>> found.stability.dims, bool((found.stability <= 1).all())
+    (('prefix', 'layer', 'head'), True)
+    """
+    alone, after = readings(model, text, prefixes)
+    shared = min(common_end(alone.ids, one.ids) for one in after)
+    there = usable_tokens([alone, *after], shared, keep_massive)
+    if int(there.sum()) <= least or least < 3:
+        raise RheoscopeError(
+            f"a query needs at least {least} other keys (3 or more), and {int(there.sum())} tokens that are not massive "
+            "are the same without and with every prefix; type a longer text, or prefixes that end where a word ends"
+        )
+    tables = [_compared(alone, one, there, least) for one in after]
+    values = {
+        "stability": (("prefix", "layer", "head"), torch.stack([own for own, _, _ in tables])),
+        "stability_null": (("prefix", "layer", "head"), torch.stack([null for _, null, _ in tables])),
+        "queries": (("layer",), tables[0][2]),
+    }
+    told = provenance(alone, "prefix_stability", keep_massive, least=least, shared_tokens=shared)
+    view = model.view
+    coords = {"prefix": [_named(one) for one in prefixes], "layer": range(view.layers), "head": range(view.heads)}
+    return dataset(values, DEFINITIONS, coords, told)
+
+
+def readings(model: Model, text: Text, prefixes: Sequence[Text]) -> tuple[Trace, list[Trace]]:
+    """The text alone and after each prefix; a string after a string, or ids after ids."""
+    alike = all(isinstance(one, str) == isinstance(text, str) and len(one) for one in prefixes)
+    if isinstance(prefixes, str) or not len(prefixes) or not alike:
+        raise RheoscopeError(
+            "prefixes are a list of strings before a string, or of token ids before token ids, none of them empty; "
+            'type prefixes=["Once upon a time"]'
+        )
+    joined = [one + text if isinstance(one, str) else torch.cat([model.ids(one), model.ids(text)]) for one in prefixes]  # type: ignore[operator]
+    return model.trace(text), [model.trace(one) for one in joined]
+
+
+def common_end(a: Int[Tensor, " m"], b: Int[Tensor, " n"]) -> int:
+    """How many tokens at the end of two texts are the same.
+
+    >>> common_end(torch.tensor([1, 2, 3, 4]), torch.tensor([9, 9, 2, 8, 3, 4]))
+    2
+    """
+    some = min(len(a), len(b))
+    other = (a[len(a) - some :] != b[len(b) - some :]).nonzero()
+    return some if not len(other) else some - 1 - int(other[-1])
+
+
+def usable_tokens(traces: Sequence[Trace], shared: int, keep_massive: bool) -> Bool[Tensor, " n"]:
+    """Which of the last `shared` tokens are massive in no reading."""
+    there = torch.ones(shared, dtype=torch.bool, device=traces[0].points.device)
+    for trace in traces:
+        last = [at - len(trace) + shared for at in trace.massive()]
+        there[[at for at in last if at >= 0 and not keep_massive]] = False
+    return there
+
+
+def _compared(
+    alone: Trace, after: Trace, there: Bool[Tensor, " n"], least: int
+) -> tuple[Float[Tensor, "layer h"], Float[Tensor, "layer h"], Float[Tensor, " layer"]]:
+    """Stability, its null and the number of queries, layer by layer."""
+    rows = []
+    for layer in range(alone.view.layers):
+        one, other = _last(alone, layer, len(there)), _last(after, layer, len(there))
+        own, count = alike(one, other, there, least, shift=0)
+        null, _ = alike(one, other, there, least, shift=len(there) // 2)
+        rows.append((own, null, torch.tensor(float(count), dtype=torch.float64)))
+    own, null, counts = (torch.stack(column) for column in zip(*rows, strict=True))
+    return own, null, counts
+
+
+def _last(trace: Trace, layer: int, n: int) -> Read:
+    """What a layer reads, with the last n tokens as those that count."""
+    x, heads = trace.read_by(layer), trace.view.blocks[layer]
+    at = torch.arange(len(trace) - n, len(trace), device=x.device)
+    return Read(layer, heads, x, hat(heads, x)[at], at)
+
+
+def alike(one: Read, other: Read, there: Bool[Tensor, " n"], least: int, shift: int) -> tuple[Float[Tensor, " h"], int]:
+    """Mean correlation, over queries i, of s_ij in one reading and s_{i+shift, j+shift} in the other, and their number."""
+    a, b = (sides(read, None) for read in (one, other))
+    n, mask = len(there) - shift, one.heads.mechanism.mask
+    first, moved = torch.arange(n, device=there.device), torch.arange(shift, shift + n, device=there.device)
+    total, count = torch.zeros(a[0].shape[1], dtype=torch.float64, device=there.device), 0
+    for rows in first.split(max(1, AT_ONCE // (a[0].shape[1] * n))):
+        permitted = mask(one.kept[rows], one.kept[:n]) & mask(other.kept[moved[rows]], other.kept[shift:])
+        tokens = there & there.roll(-shift)
+        usable = permitted & tokens[:n] & tokens[rows, None] & (rows[:, None] != first)
+        rows, usable = rows[usable.sum(-1) >= least], usable[usable.sum(-1) >= least]
+        if len(rows):
+            x = ranked(_scores(one, a, rows, first), usable)
+            y = ranked(_scores(other, b, moved[rows], moved), usable)
+            size = (x.square().sum(-1) * y.square().sum(-1)).sqrt()
+            total += torch.where(size > 0, (x * y).sum(-1) / torch.where(size > 0, size, 1), 0).sum((0, 2))
+            count += len(rows)
+    return total / count if count else torch.full_like(total, float("nan")), count
+
+
+def _scores(
+    read: Read, sides: tuple[Tensor, Tensor], rows: Int[Tensor, " r"], columns: Int[Tensor, " c"]
+) -> Float[Tensor, "1 h r c"]:
+    bare = Mechanism(read.heads.mechanism.score, position=read.heads.mechanism.position)
+    q, k = sides
+    return scores(bare, q[:, :, rows], k[:, :, columns], read.kept[rows], read.kept[columns])
+
+
+def _named(prefix: Any) -> str:
+    return prefix if isinstance(prefix, str) else " ".join(str(int(one)) for one in prefix)

@@ -1,0 +1,49 @@
+"""Do scores outlast another beginning? Every head, the mean over prefixes, beside what place alone explains."""
+
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import Axis, Line, Panel, Picture
+from rheoscope.report.plot.heads import head_map
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "The same text alone and after other beginnings: blue heads score the same pairs of tokens alike in all of them. Beside it "
+    "other tokens at the same distances: what is as blue there is a preference of place, not a relation of tokens."
+)
+
+
+def picture_prefix_stability(dataset: "xarray.Dataset") -> Picture:
+    """Maps of all heads, and medians over depth, a line a prefix."""
+    own, null = dataset.stability, dataset.stability_null
+    layers = tuple(f"L{layer}" for layer in dataset.layer.values)
+    at = range(len(layers))
+    lines = (
+        Line("place alone", at, null.mean("prefix").median("head").values, "null", "dashed"),
+        Line("the same tokens", at, own.mean("prefix").median("head").values, "first"),
+        Line("the prefix that changes most", at, own.median("head").min("prefix").values, "second"),
+    )
+    about = "Median over the heads of a layer. " + own.attrs["definition"]
+    return Picture(
+        "Do scores outlast another beginning?",
+        CAPTION,
+        (
+            head_map("The same tokens", own.attrs["definition"], own.mean("prefix").values),
+            head_map("Place alone", null.attrs["definition"], null.mean("prefix").values),
+            Panel("Over depth", about, lines, Axis("", layers)),
+        ),
+    )
+
+
+def plot_prefix_stability(dataset: "xarray.Dataset") -> "Figure":
+    """The picture with matplotlib, for papers."""
+    return on_paper(picture_prefix_stability(dataset))
+
+
+def interactive_prefix_stability(dataset: "xarray.Dataset") -> Any:
+    """The picture with plotly, for notebooks."""
+    return in_notebook(picture_prefix_stability(dataset))
