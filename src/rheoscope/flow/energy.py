@@ -14,7 +14,6 @@ from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism, for_every_head
 from rheoscope.attention.position import Position
 from rheoscope.flow.landscape import Landscape, landscape
-from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import end_of
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, through
@@ -83,21 +82,14 @@ def energy(
     >>> found.cosine.dims, bool((abs(found.cosine) <= 1 + 1e-6).all())
     (('layer', 'head'), True)
     """
-    massive = trace.massive()
-    kept = torch.ones(len(trace), dtype=torch.bool, device=trace.points.device)
-    kept[[] if keep_massive else massive] = False
-    if int(kept.sum()) < 2:
-        raise RheoscopeError(
-            f"this needs at least 2 tokens that are not massive, got {int(kept.sum())}; type a longer text"
-        )
-    rows = []
+    kept, rows = trace.kept(keep_massive, least=2), []
     for layer in range(view.layers):
         rows.append(of_layer(view, trace, layer, kept))
         if progress is not None:
             progress(layer + 1, view.layers)
     values = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name != "whole_M"}
     forms = [row["whole_M"] for row in rows]
-    return _told(view, trace, values | {"landscape": changes(forms)}, massive, keep_massive)
+    return _told(view, trace, values | {"landscape": changes(forms)}, keep_massive)
 
 
 def of_layer(view: View, trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
@@ -302,7 +294,7 @@ def found_beyond_chance(z: Float[Tensor, "layer head"], alignment_z: Float[Tenso
     return torch.empty_like(p).scatter(0, order, q).reshape(z.shape)
 
 
-def _told(view: View, trace: Trace, values: dict[str, Tensor], massive: list[int], keep_massive: bool) -> Any:
+def _told(view: View, trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> Any:
     q = found_beyond_chance(values["z"], values["alignment_z"])
     values |= {"q_value": q, "gradient_like": q <= LEVEL}
     dims = {"landscape": ("layer",), "landscape_update": ("layer",), "ledger": ("layer", "difference")}
@@ -310,7 +302,7 @@ def _told(view: View, trace: Trace, values: dict[str, Tensor], massive: list[int
     attributes = {
         "analysis": "energy",
         "space": "x̂",
-        "massive": massive,
+        "massive": trace.massive(),
         "keep_massive": int(keep_massive),
         "null": "F Q for all orthogonal Q: mean and spread in closed form, tails of a normal law",
         "level": LEVEL,
