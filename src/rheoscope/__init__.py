@@ -14,6 +14,7 @@ dynamics, experiments                 the theory bench: particles under attentio
 agreement                             does a head read similarity in E? scores against cosines, beside random heads
 composition, path_weights             which heads write what later heads read; weights along a path of heads
 distortion, torn                      what the projections of a head keep of the tokens' geometry, and which pairs they change
+boundary                              the same tokens after other first tokens: do they settle elsewhere?
 fixed_point                           would a layer settle? residuals, repeated application, its Jacobian
 head_types                            previous-token, induction, duplicate-token, sink, local, uniform
 kept                                  how much of the tokens' geometry survives
@@ -46,6 +47,7 @@ _HOME = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "attention_patching": "rheoscope.covers.patching",
+    "boundary": "rheoscope.covers.boundary",
     "clusters": "rheoscope.flow.clusters",
     "composition": "rheoscope.covers.composition",
     "density_clusters": "rheoscope.flow.density",
