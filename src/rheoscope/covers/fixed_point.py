@@ -27,7 +27,8 @@ DEFINITIONS = {
     "settling": "mean angle, in radians, by which the directions x/‖x‖ still turn when the layer is applied once more",
     "jacobian_norm": "largest singular value of ∂T/∂X (all tokens together), by power iteration: the most a small change can grow",
     "jacobian_radius": "largest |eigenvalue| of ∂T/∂X, by Arnoldi: below 1 the layer, applied for ever, would settle",
-    "boundary": "share of the squared Jacobian of the last token's new place that lies in other tokens: its dependence on the prompt",
+    "boundary": "share of the squared Jacobian of the last token's new place that lies in other tokens: its dependence on the prompt "
+    "(by probes drawn in the basis of E, which move it within their error)",
 }
 
 
