@@ -67,8 +67,8 @@ ANALYSES: dict[str, Callable[[Any], Any]] = {
     "path_weights": lambda model: of_heads(
         lambda head: labelled("path_weights", rs.path_weights(model.trace(text()), [(0, head), (1, head)]))
     ),
-    "fixed_point": lambda model: rs.fixed_point(model, model.trace(text(n=3)), [1], iterations=96),
-    "boundary": lambda model: rs.boundary(model, [[3, 9, 12, 7, 30], [8, 12, 7, 30]], [1], iterations=96),
+    "fixed_point": lambda model: rs.fixed_point(model, model.trace(text(n=2)), [1], iterations=64),
+    "boundary": lambda model: rs.boundary(model, [[3, 9, 7, 30], [8, 7, 30]], [1], iterations=64),
     "rollout": lambda model: rs.rollout(model, model.trace(text())),
     "reversed_attention": lambda model: rs.reversed_attention(model, model.trace(text()), target=7),
     "reversed_map": lambda model: of_heads(
@@ -79,9 +79,7 @@ ANALYSES: dict[str, Callable[[Any], Any]] = {
         model, [text(at) for at in range(5)], M="symmetric", F="rank 3", against=("mean", "uniform")
     ),
     "operated": lambda model: rs.trajectory(rs.operated(model, text(), M="symmetric", F="rank 3")),
-    "faithfulness": lambda model: rs.faithfulness(model, [text()], [7], kept=(0.0, 0.5)).drop_sel(
-        ranking="random", other="random"
-    ),
+    "faithfulness": lambda model: rs.faithfulness(model, [text()], [7], kept=(0.0, 0.5)).drop_sel(ranking="random"),
 }
 """Name → what it gives for a model. A new analysis is tested by a new line here."""
 RUNNING = {
