@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import xarray
 
 DEFINITIONS = {
-    "contribution": "what a component of the query's token and one of the key's token add to the score together; the key's `bias` is the same "
-    "for all keys where positions do not turn: softmax does not see it, a shift of the keys' bias moves it, a head's pattern is free of it",
+    "contribution": "what a component of the query's token and one of the key's token add to the score together; the key's `bias` is the "
+    "same for all keys where positions do not turn: softmax does not see it, a shift of the keys' bias moves it; a pattern is free of it",
     "position_bias": "what the position adds to the score by itself (ALiBi, T5), beside what it does to queries and keys",
     "score": "the score before a cap: the sum of all contributions and of the position's bias",
     "weight": "the attention weight that the score got; of a pattern, NaN",
