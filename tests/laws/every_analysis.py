@@ -327,7 +327,8 @@ def plainly(analysis: str, name: str) -> Any:
 
 def in_order(found: Any, order: list[int]) -> Any:
     """The same answer with the heads of every layer in another order, also where they are components by name."""
-    dims: dict[str, Any] = dict.fromkeys({"head", "other"} & set(found.dims), order)
+    heads = [dim for dim in ("head", "other") if dim in found.dims and found[dim].dtype.kind != "U"]
+    dims: dict[str, Any] = dict.fromkeys(heads, order)
     for dim in {"head_from", "head_to"} & set(found.dims):
         dims[dim] = [first + at for first in range(0, found.sizes[dim], len(order)) for at in order]
     found = found.isel(dims)

@@ -228,7 +228,8 @@ def reach(q: Float[Tensor, "h n r"], k: Float[Tensor, "h n r"]) -> Float[Tensor,
 
 
 def _ratio(wanted: Float[Tensor, " h"], there: Float[Tensor, " h"]) -> Float[Tensor, "h 1 1"]:
-    return (wanted / there.clamp(min=1e-30))[:, None, None]
+    """By how much a change grows to be as large as another; one that is nothing on this cloud stays nothing."""
+    return torch.where(there > 0, wanted / torch.where(there > 0, there, 1), 1)[:, None, None]
 
 
 def _written(one: Operation, mixed: Float[Tensor, "c n r"], out: Float[Tensor, "h n e"]) -> Float[Tensor, "n d"]:

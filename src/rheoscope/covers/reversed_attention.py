@@ -93,6 +93,11 @@ def backward(
 ) -> tuple[Tensor, list[Float[Tensor, "n d"]], int, int]:
     """The loss and its gradient by what attention wrote, layer by layer, from one backward pass; target and position as numbers."""
     at = checked([position], len(trace))[0]
+    jumping = [layer for layer, heads in enumerate(trace.view.blocks) if not heads.mechanism.domain.differentiable]
+    if jumping:
+        raise RheoscopeError(
+            f"the weights of layer {jumping[0]} jump, so its scores have no gradient; type rs.surgery(…) for what a change costs"
+        )
     wanted: list[int] = [] if target is None else [target_id(model, target)]
 
     def loss(logits: Float[Tensor, "n vocabulary"]) -> Tensor:

@@ -25,7 +25,7 @@ DEFINITIONS = {
     "(by probes drawn in the basis of E, which move it within their error)",
     "correlation": "Spearman correlation of rollout and jacobian, basis-dependent as it is, over the tokens that the query can see, itself "
     "left out",
-    "correlation_null": "the same for the rollout of equal weights on all permitted keys: what the mask alone explains",
+    "correlation_null": "the same (basis-dependent) for a rollout of equal weights on all permitted keys: what the mask alone explains",
 }
 
 

@@ -14,6 +14,7 @@ from rheoscope.report.flow_page import shortened
 from rheoscope.report.layers import said
 from rheoscope.report.page import Page
 from rheoscope.report.plot.agreement import picture_agreement
+from rheoscope.report.progress import progress
 from rheoscope.report.tokens import shown
 from rheoscope.space.trace import Trace
 
@@ -86,14 +87,10 @@ def pairs(model: Any, trace: Trace, found: "xarray.Dataset") -> list[str]:
 def show(model: Any, text: str, draws: int, explain: bool, json_file: Path | None, html: Path | None) -> None:
     """What `rheoscope covers TEXT` does."""
     from rich.console import Console
-    from rich.progress import Progress
 
     console, trace = Console(highlight=False), model.trace(text)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("agreement and its null", total=None)
-        found = agreement(
-            model.view, trace, draws, progress=lambda done, all_: progress.update(bar, completed=done, total=all_)
-        )
+    with progress("agreement and its null") as tell:
+        found = agreement(model.view, trace, draws, progress=tell)
         kinds, kept = head_types(model), distortion(model.view, trace, k=min(5, len(trace) - 3), draws=2)
     told = [*sentences(found, kept), *pairs(model, trace, found)]
     console.print(f"[dim]{model.view.facts['model']} · {model.view.facts['certificate']}[/]")

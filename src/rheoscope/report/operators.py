@@ -8,6 +8,7 @@ from rheoscope.covers.scores import DEFINITIONS as SCORE_DEFINITIONS
 from rheoscope.covers.scores import scores
 from rheoscope.report.dataset import save_json
 from rheoscope.report.page import Cell, Page, png, save
+from rheoscope.report.progress import progress
 
 if TYPE_CHECKING:
     import xarray
@@ -97,7 +98,6 @@ def page(dataset: "xarray.Dataset", picture: bytes) -> Page:
 def show(model: "Model", text: str | None, raw: bool, explain: bool, json_file: Path | None, html: Path | None) -> None:
     """What `rheoscope operators` does: certificate, table, what scores are made of on a text, and the files asked for."""
     from rich.console import Console
-    from rich.progress import Progress
 
     from rheoscope.report.plot.operators import plot_operators
 
@@ -105,9 +105,8 @@ def show(model: "Model", text: str | None, raw: bool, explain: bool, json_file: 
     console.print(
         f"[dim]{view.facts['model']} · {view.layers} layers, {view.heads} heads, width {view.width} · {view.facts['certificate']}[/]"
     )
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("operators", total=view.layers)
-        dataset = operators(view, raw, lambda done, total: progress.update(bar, completed=done))
+    with progress("operators") as tell:
+        dataset = operators(view, raw, tell)
     console.print(terminal_table(dataset))
     console.print("[dim]median over the heads of a layer; --explain defines every column[/]\n")
     console.print(extremes(dataset))
