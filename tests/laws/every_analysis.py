@@ -68,7 +68,7 @@ ANALYSES: dict[str, Callable[[Any], Any]] = {
         lambda head: labelled("path_weights", rs.path_weights(model.trace(text()), [(0, head), (1, head)]))
     ),
     "fixed_point": lambda model: rs.fixed_point(model, model.trace(text(n=2)), [1], iterations=64),
-    "boundary": lambda model: rs.boundary(model, [[3, 9, 7, 30], [8, 7, 30]], [1], iterations=64),
+    "boundary": lambda model: rs.boundary(model, [[3, 9, 12, 5], [8, 12, 5]], [1], iterations=64),
     "rollout": lambda model: rs.rollout(model, model.trace(text())),
     "reversed_attention": lambda model: rs.reversed_attention(model, model.trace(text()), target=7),
     "reversed_map": lambda model: of_heads(
