@@ -253,7 +253,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["covers", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
         (["flow", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
         (["flow", ""], "the text has no tokens; type at least one word"),
-        (["flow", "-m", "far", "--file", "book.txt"], "at most 4096 tokens"),
+        (
+            ["flow", "-m", "far", "--file", "book.txt"],
+            "the text has 4800 tokens, the model reads at most 4096; type a shorter text",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Path, tmp_path: Path) -> None:

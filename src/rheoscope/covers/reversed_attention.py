@@ -123,7 +123,7 @@ def target_id(model: Model, target: str | int) -> int:
         if not 0 <= target < size:
             raise RheoscopeError(f"token ids lie in 0 to {size - 1}, got {target}; type an id of this model")
         return target
-    ids = spelled(model, target)
+    ids = spelled(model, target) if target else []
     if len(ids) != 1:
         raise RheoscopeError(
             f"the target must be one token, {target!r} is {len(ids)}; type another word (most begin with a space), or a token id"
