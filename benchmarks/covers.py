@@ -33,6 +33,13 @@ def dense_pair(view: object) -> float:
     return sorted(interleaved({"pair": pair}, rounds=9)["pair"])[4]
 
 
+@torch.enable_grad()
+def backward(network: object, ids: torch.Tensor) -> None:
+    """A bare training pass of one answer: the gradient of every weight."""
+    network.zero_grad()
+    torch.nn.functional.cross_entropy(network(input_ids=ids[None]).logits[0, -1:], torch.tensor([7])).backward()
+
+
 @torch.no_grad()
 def main() -> None:
     made: dict[str, object] = {}
@@ -45,6 +52,8 @@ def main() -> None:
         "stack": lambda: rs.stack(model.view, trace, draws=1),
         "composition": lambda: rs.composition(model.view),
         "head_types": lambda: rs.head_types(model, trace),
+        "forward and backward": lambda: backward(network, ids),
+        "reversed_attention": lambda: rs.reversed_attention(model, trace, target=7),
     }
     seconds = interleaved(methods, rounds=3 if "--quick" in sys.argv else 9, warm=1)
     rows: list[dict[str, object]] = []
@@ -56,10 +65,15 @@ def main() -> None:
         )
     dense = dense_pair(model.view) * 144 * 132 / 2
     rows[list(methods).index("composition")]["of dense"] = sorted(seconds["composition"])[middle] / dense
-    peak = peak_bytes(MAKE.format(tokens=1024) + "# measured\nrs.agreement(model.view, trace, draws=0)")
-    rows.append(
-        {"what": "agreement", "tokens": 1024, "peak MB": peak / 2**20, "of all maps": peak / (144 * 1024**2 * 4)}
-    )
+    bare = sorted(a / b for a, b in zip(seconds["reversed_attention"], seconds["forward and backward"], strict=True))
+    rows[-1]["of forward and backward"] = bare[middle]
+    for name, code in (
+        ("agreement", "rs.agreement(model.view, trace, draws=0)"),
+        ("reversed_attention", "rs.reversed_attention(model, trace, target=7)"),
+    ):
+        warm = f"long, trace = trace, model.trace(ids[:32])\n{code}\ntrace = long\n"
+        peak = peak_bytes(MAKE.format(tokens=1024) + f"{warm}# measured\n{code}")
+        rows.append({"what": name, "tokens": 1024, "peak MB": peak / 2**20, "of all maps": peak / (144 * 1024**2 * 4)})
     for row in rows:
         print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
     print("stored", keep("covers", rows))

@@ -12,17 +12,31 @@ import rheoscope as rs
 from rheoscope.flow.clusters import (
     lineage,
     linked,
+    mean_cosine,
     mutual_information,
     rand_index,
-    ranks,
     shuffle,
     silhouette,
-    two_nearest,
 )
+from rheoscope.flow.clusters import (
+    ranks as of_both,
+)
+from rheoscope.flow.clusters import (
+    two_nearest as of_inner,
+)
+from rheoscope.space.pairs import cosines, inner_products
 from rheoscope.space.trace import Trace
 from tests.pretrained.cases import random, traced
 
 F64 = torch.float64
+
+
+def two_nearest(x: torch.Tensor) -> torch.Tensor:
+    return of_inner(inner_products(x))
+
+
+def ranks(centred: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return of_both(centred, centred @ centred.mT)
 
 
 def planted(points: torch.Tensor) -> Trace:
@@ -155,10 +169,53 @@ def test_lineage_renames_clusters_and_keeps_the_name_of_those_that_stay(seed: in
 
 
 def test_nulls_are_the_numbers_of_the_shuffled_cloud() -> None:
+    """Their spread is told by all points together, as a share of the null; other points have other shuffles."""
     trace = planted(random(3, 40, 2) @ random(4, 2, 30))
-    found, x = rs.clusters(trace, seed=5), [shuffle(trace.points[0], 5 + draw) for draw in range(4)]
-    assert float(found.participation_ratio_null[0]) == pytest.approx(
-        np.mean([float(ranks(one - one.mean(0))[1]) for one in x])
-    )
-    assert float(found.intrinsic_dimension_null[0]) == pytest.approx(float(two_nearest(x[0])))
+    found, sizes = rs.clusters(trace, seed=5, draws=3, keep_massive=True), []
+    for at in range(found.sizes["point"]):
+        x = [shuffle(trace.points[0], 5 + draw, at) for draw in range(3)]
+        slow = [[*ranks(y - y.mean(0)), two_nearest(y), count(y)] for y in x]
+        table = np.array([[float(number) for number in row] for row in slow])
+        for column, name in enumerate(
+            ("effective_rank", "participation_ratio", "intrinsic_dimension", "cluster_count")
+        ):
+            assert float(found[f"{name}_null"][at]) == pytest.approx(table[:, column].mean(), rel=1e-3)
+        sizes.append(table.std(0, ddof=1) / table.mean(0))
+    spread = np.sqrt(np.square(sizes).mean(0))
+    assert float(found.effective_rank_null_sd[0] / found.effective_rank_null[0]) == pytest.approx(spread[0], rel=1e-2)
+    assert float(found.cluster_count_null_sd[1] / found.cluster_count_null[1]) == pytest.approx(spread[3], rel=1e-2)
+    assert len(set(found.effective_rank_null.values.tolist())) == found.sizes["point"]
     assert float(found.intrinsic_dimension[0]) < float(found.intrinsic_dimension_null[0]) / 2
+
+
+def count(x: torch.Tensor) -> int:
+    return len(linked(cosines(inner_products(x)), math.pi / 4).unique())
+
+
+@pytest.mark.parametrize("still", [0, 1, 3])
+def test_mean_cosine_equals_a_loop_over_pairs(still: int) -> None:
+    """Also with tokens at the origin: two of them are alike, one is like no other."""
+    x = random(0, 9, 4)
+    x[:still] = 0
+    pairs = [(i, j) for i in range(9) for j in range(i)]
+    wanted = [
+        1.0 if i < still and j < still else float(x[i] @ x[j] / (x[i].norm() * x[j].norm()).clamp(min=1e-30))
+        for i, j in pairs
+    ]
+    assert float(mean_cosine(x)) == pytest.approx(np.mean(wanted))
+
+
+def test_more_tokens_than_dimensions_have_the_same_ranks() -> None:
+    x = random(0, 30, 5)
+    x = x - x.mean(0)
+    p = torch.linalg.svdvals(x).square()
+    p = p / p.sum()
+    assert float(ranks(x)[0]) == pytest.approx(float((-(p * p.log()).sum()).exp()))
+
+
+def test_all_are_linked_where_the_angle_is_wide_and_chains_hold() -> None:
+    at = torch.arange(12) * 0.3
+    ring = torch.stack([at.cos(), at.sin()], -1).double()
+    assert linked(cosines(ring @ ring.mT), 0.31).tolist() == [0] * 12
+    assert linked(cosines(ring @ ring.mT), 0.29).tolist() == list(range(12))
+    assert linked(cosines(ring @ ring.mT), 3.1).tolist() == [0] * 12

@@ -18,7 +18,7 @@ from tests.cases import POST_NORM, double, random, text, traced
 from tests.pretrained.cases import KINDS, changed
 
 F64 = torch.float64
-ALL = torch.ones(18, dtype=torch.bool)
+ALL = torch.arange(18)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
@@ -33,7 +33,7 @@ def test_every_field_equals_a_slow_one(name: str) -> None:
     found = rs.energy(view, trace, keep_massive=True)
     for layer, heads in enumerate(view.blocks):
         x = trace.read_by(layer)
-        step = step_of(heads, x)
+        step = step_of(trace, layer)
         moved, slope = trace.parts(layer)[0], step.slope @ step.ask.mT
         for head in (0, 2):
             at = {"layer": layer, "head": head}
@@ -107,10 +107,9 @@ def test_F_a_multiple_of_M_transposed_is_the_gradient(sign: float) -> None:
 def test_the_null_is_that_of_turns_drawn_at_random() -> None:
     """Mean and spread over orthogonal Q in closed form against 4000 draws, for the cosine and for the alignment."""
     trace = traced("llama", F64)
-    heads, x = trace.view.blocks[1], trace.read_by(1)
-    step = step_of(heads, x)
+    heads, step = trace.view.blocks[1], step_of(trace, 1)
     found, M, F = cosines(step, ALL), heads.M(), heads.F()
-    fixed = alignments(Factored(M.left, M.right), F)
+    fixed = alignments(Factored(M.left, M.right), F, len(heads.W_K))
     moved, slope = (step.moved @ step.write)[0], (step.slope @ step.ask.mT)[0]
     draws, aligned = [], []
     generator = torch.Generator().manual_seed(0)
@@ -130,9 +129,8 @@ def test_the_null_is_that_of_turns_drawn_at_random() -> None:
 
 def test_shared_is_the_mean_over_permuted_tokens() -> None:
     trace = traced("gpt2", F64)
-    heads, x = trace.view.blocks[0], trace.read_by(0)
     with torch.no_grad():
-        step = step_of(heads, x)
+        step = step_of(trace, 0)
         moved, slope = (step.moved @ step.write)[1], (step.slope @ step.ask.mT)[1]
         generator = torch.Generator().manual_seed(0)
         draws = [cosine(moved[torch.randperm(18, generator=generator)], slope) for _ in range(3000)]
@@ -167,9 +165,9 @@ def test_massive_tokens_stay_keys_and_leave_the_means() -> None:
     assert 4 in trace.massive()
     found, whole = rs.energy(model.view, trace), rs.energy(model.view, trace, keep_massive=True)
     assert found.attrs["massive"] == trace.massive()
-    heads, x = model.view.blocks[0], trace.read_by(0)
+
     with torch.no_grad():
-        step = step_of(heads, x)
+        step = step_of(trace, 0)
     kept = [at for at in range(18) if at not in trace.massive()]
     assert float(found.energy[0, 1]) == pytest.approx(float(step.energy[1, kept].mean()))
     assert float(whole.energy[0, 1]) == pytest.approx(float(step.energy[1].mean()))

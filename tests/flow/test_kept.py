@@ -11,8 +11,9 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 import rheoscope as rs
-from rheoscope.flow.kept import distances, mantel, pulls, ranked
+from rheoscope.flow.kept import mantel, nearest, pulls, ranked
 from rheoscope.space.components import components
+from rheoscope.space.pairs import distances, inner_products
 from rheoscope.space.running import Running
 from rheoscope.space.trace import Trace
 from tests.cases import EVERY, POST_NORM, double, random, traced
@@ -75,20 +76,22 @@ def test_the_null_is_about_nothing_and_random_clouds_lie_in_it() -> None:
 
 
 def test_the_spread_of_the_null_is_that_of_all_permutations() -> None:
-    a, b = (distances(random(seed, 6, 2)) for seed in (0, 1))
+    a, b = (distances(inner_products(random(seed, 6, 2))) for seed in (0, 1))
     every = [float(ranked(a) @ ranked(b[list(order)][:, list(order)])) for order in permutations(range(6))]
     assert np.mean(every) == pytest.approx(0, abs=1e-12)
     assert float(mantel(pulls(ranked(a), 6), pulls(ranked(b), 6), 6)) == pytest.approx(np.std(every))
 
 
-def test_distances_are_exact_and_equal_points_are_at_0() -> None:
-    x = random(0, 20, 30) + 1e3
-    x[7] = x[3]
-    np.testing.assert_allclose(
-        distances(x).numpy(), torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").numpy(), atol=1e-6
-    )
-    assert float(distances(x)[3, 7]) == 0
-    assert int((distances(x) == 0).sum()) == 22
+@pytest.mark.parametrize("seed", range(5))
+def test_of_equally_near_tokens_the_earlier_is_nearer(seed: int) -> None:
+    """Points of a grid: many ties, at the border of the nearest too."""
+    x = torch.randint(0, 3, (15, 2), generator=torch.Generator().manual_seed(seed)).double()
+    far = torch.cdist(x, x)
+    for k in (1, 3, 6):
+        found = nearest(far, k)
+        for i in range(15):
+            wanted = sorted((j for j in range(15) if j != i), key=lambda j: (round(float(far[i, j]), 9), j))[:k]
+            assert set(found[i].tolist()) == set(wanted)
 
 
 def test_what_it_cannot_do_is_told() -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism, for_every_head, scores
 from rheoscope.covers.cloud import Read, exact, layers, provenance, tokens
-from rheoscope.covers.ranks import ranked
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, Norm
+from rheoscope.space.ranks import ranked
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.ranks import ordered, ranked
+from rheoscope.space.pairs import distances, inner_products
+from rheoscope.space.ranks import ordered, ranked
 
 COMPARED = ("spread", "neighbours", "trustworthiness", "continuity", "rsa", "cka")
 
@@ -32,9 +33,7 @@ def geometry(x: Float[Tensor, "n d"]) -> Geometry:
     >>> geometry(torch.tensor([[0.0], [1.0], [3.0]])).pairs.tolist()
     [1.0, 3.0, 2.0]
     """
-    x = x.double()
-    x = x - x.mean(0)
-    inner = x @ x.mT
+    inner = inner_products(x.double())
     distance = distances(inner)
     i, j = torch.triu_indices(len(x), len(x), 1, device=x.device)
     pairs = distance[i, j]
@@ -45,13 +44,6 @@ def geometry(x: Float[Tensor, "n d"]) -> Geometry:
     near = near + places / (4 * len(x))  # ranks are halves apart: of equally near ones the earlier comes first
     order = torch.empty_like(near).scatter_(-1, ordered(near), places.expand_as(near))
     return Geometry(pairs, _unit(ranks), order, _unit(inner))
-
-
-def distances(inner: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """From inner products around the mean; what is nothing but rounding is 0, so that equal points are at distance 0."""
-    length = inner.diagonal()
-    square = length[:, None] + length - 2 * inner
-    return torch.where(square > 1e-13 * length.max(), square, 0).sqrt()
 
 
 def compared(of: Geometry, image: Geometry, k: int) -> Float[Tensor, " 6"]:

@@ -12,6 +12,8 @@ from rheoscope.space.components import checked, end_of
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.model import Model
+from rheoscope.space.prediction import predictions
+from rheoscope.space.pullback import adds_up, pulled_back
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -91,7 +93,10 @@ def reversed_map(
 def backward(
     model: Model, trace: Trace, target: str | int | None, position: int
 ) -> tuple[Tensor, list[Float[Tensor, "n d"]], int, int]:
-    """The loss and its gradient by what attention wrote, layer by layer, from one backward pass; target and position as numbers."""
+    """The loss and its gradient by what attention wrote, layer by layer, from one backward pass; target and position as numbers.
+
+    Where the stream is a sum its points are all that is needed; else the model itself runs with gradients.
+    """
     at = checked([position], len(trace))[0]
     jumping = [layer for layer, heads in enumerate(trace.view.blocks) if not heads.mechanism.domain.differentiable]
     if jumping:
@@ -100,14 +105,22 @@ def backward(
         )
     wanted: list[int] = [] if target is None else [target_id(model, target)]
 
-    def loss(logits: Float[Tensor, "n vocabulary"]) -> Tensor:
-        laws = logits[at].float().log_softmax(-1) if logits.dtype.itemsize < 4 else logits[at].log_softmax(-1)
+    def loss(law: Float[Tensor, " vocabulary"]) -> Tensor:
         if not wanted:
-            wanted.append(int(laws.argmax()))
-        return -laws[wanted[0]]
+            wanted.append(int(law.argmax()))
+        return -law[wanted[0]]
 
-    value, gradients = model.gradients(trace.ids, loss)
-    return value, [gradients[written_at(trace, layer)] for layer in range(trace.view.layers)], wanted[0], at
+    if trace.view.unembed is None or not adds_up(trace):
+        value, gradients = model.gradients(trace.ids, lambda logits: loss(_exact(logits[at]).log_softmax(-1)))
+        return value, [gradients[written_at(trace, layer)] for layer in range(trace.view.layers)], wanted[0], at
+    last = trace.points[-1].detach().requires_grad_()
+    with torch.enable_grad():
+        value = loss(predictions(trace.view, last[at : at + 1])[0])
+    return value.detach(), pulled_back(trace, torch.autograd.grad(value, last)[0]), wanted[0], at
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def written_at(trace: Trace, layer: int) -> str:

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from rheoscope.covers.cloud import provenance
 from rheoscope.covers.fixed_point import block, jacobian
-from rheoscope.covers.ranks import ranked
 from rheoscope.covers.scores import permitted
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.model import Model
+from rheoscope.space.ranks import ranked
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from rheoscope.covers.cloud import Read, exact, layers, provenance, tokens
 from rheoscope.covers.distortion import IMAGES, Image, images
-from rheoscope.covers.geometry import distances
-from rheoscope.covers.ranks import ranked
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
+from rheoscope.space.pairs import distances, inner_products
+from rheoscope.space.ranks import ranked
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -74,12 +74,12 @@ def stack(
             "type image='query', draws=5"
         )
     kept = tokens(trace, keep_massive)
-    start, rows = inners(exact(trace.points[0])[kept].double()), []
+    start, rows = inner_products(exact(trace.points[0])[kept].double()), []
     seen_below, below, alike = torch.zeros_like(start), torch.zeros_like(start), rsa(start)
     for read in layers(view, trace, keep_massive, least=4):
         seen = images(read.heads)[IMAGES.index(image)]
-        inner = inners(seen.of(read.hat.double()))
-        seen_below, below = seen_below + inner.sum(0), below + inners(read.hat.double())
+        inner = inner_products(seen.of(read.hat.double()))
+        seen_below, below = seen_below + inner.sum(0), below + inner_products(read.hat.double())
         rows.append(of_layer(read, seen, inner, draws, seed))
         rows[-1] |= {"recovered_layers": alike(seen_below), "recovered_layers_null": alike(below)}
         if progress is not None:
@@ -96,12 +96,12 @@ def stack(
 
 def of_layer(read: Read, seen: Image, inner: Float[Tensor, "h n n"], draws: int, seed: int) -> dict[str, Tensor]:
     """All numbers of one layer, from the inner products of the images."""
-    of, generator = inners(read.hat.double()), torch.Generator().manual_seed(seed)
+    of, generator = inner_products(read.hat.double()), torch.Generator().manual_seed(seed)
     distant, linear = rsa(of), cka(of)
     order = greedy(inner, distant)
     chance = [torch.randperm(len(inner), generator=generator) for _ in range(draws)]
     shape = (draws, len(inner), read.hat.shape[-1], seen.left.shape[-1])
-    null = [inners(read.hat.double() @ one.to(read.hat.device)) for one in _drawn(shape, generator)]
+    null = [inner_products(read.hat.double() @ one.to(read.hat.device)) for one in _drawn(shape, generator)]
     sizes, shared = spaces(seen.basis)
     return {
         "recovered": along(inner[order], distant),
@@ -118,12 +118,6 @@ def of_layer(read: Read, seen: Image, inner: Float[Tensor, "h n n"], draws: int,
 
 def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def inners(y: Float[Tensor, "*h n e"]) -> Float[Tensor, "*h n n"]:
-    """Inner products around the mean: all that distances need to know, and of concatenated clouds they add up."""
-    y = y - y.mean(-2, keepdim=True)
-    return y @ y.mT
 
 
 def rsa(of: Inner) -> Alike:

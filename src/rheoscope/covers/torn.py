@@ -8,9 +8,9 @@ from torch import Tensor
 from rheoscope.covers.cloud import layers, provenance
 from rheoscope.covers.distortion import IMAGES, images
 from rheoscope.covers.geometry import geometry
-from rheoscope.covers.ranks import ranked
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
+from rheoscope.space.ranks import ranked
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 

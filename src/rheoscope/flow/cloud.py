@@ -5,6 +5,7 @@ normed    after the final norm   what the unembedding reads
 sphere    x / ‖x‖                directions alone
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,35 @@ SPACES = ("raw", "normed", "sphere")
 
 @dataclass(frozen=True, eq=False)
 class Clouds:
-    """One text as a sequence of clouds: `points` (p, n, d) in float32 or better, `steps` their labels, `kept` the tokens."""
+    """One text as a sequence of clouds in a space: `steps` their labels, `kept` the tokens that stand in them, `tokens` as words.
 
-    points: Float[Tensor, "p n d"]
-    steps: tuple[str, ...]
+    Iterating gives one cloud (n, d) after the other in float32 or better, so that an analysis of single clouds never holds
+    them all; `points` (p, n, d) are all of them.
+    """
+
+    trace: Trace
+    at: list[int]
     kept: list[int]
-    tokens: list[str]
+    space: str
     attributes: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __iter__(self) -> Iterator[Float[Tensor, "n d"]]:
+        return (_placed(self.trace, self.trace.points[at, self.kept], self.space) for at in self.at)
+
+    @property
+    def points(self) -> Float[Tensor, "p n d"]:
+        return _placed(self.trace, self.trace.points[torch.tensor(self.at)[:, None], self.kept], self.space)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        return tuple(self.trace.steps[at] for at in self.at)
+
+    @property
+    def tokens(self) -> list[str]:
+        return [self.trace.tokens[at] for at in self.kept]
 
 
 def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: bool = False, least: int = 1) -> Clouds:
@@ -44,8 +67,7 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
         raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
     at = _points(trace, grain)
     kept = trace.kept(keep_massive, least).nonzero()[:, 0].tolist()
-    points = _placed(trace, trace.points[at], space)[:, kept]
-    if not bool(points.isfinite().all()):
+    if not all(bool(edge.isfinite()) for edge in trace.points.aminmax()):  # NaN is the least and the largest
         raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
     attributes = {
         "space": space,
@@ -53,9 +75,7 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
         "massive": trace.massive(),
         "keep_massive": int(keep_massive),
     }
-    return Clouds(
-        points, tuple(trace.steps[i] for i in at), kept, [trace.tokens[i] for i in kept], attributes | trace.provenance
-    )
+    return Clouds(trace, at, kept, space, attributes | trace.provenance)
 
 
 def _points(trace: Trace, grain: str) -> list[int]:
@@ -66,7 +86,7 @@ def _points(trace: Trace, grain: str) -> list[int]:
     raise RheoscopeError(f"unknown grain {grain!r}; type 'layer' or 'half'")
 
 
-def _placed(trace: Trace, points: Float[Tensor, "p n d"], space: str) -> Float[Tensor, "p n d"]:
+def _placed(trace: Trace, points: Float[Tensor, "*p n d"], space: str) -> Float[Tensor, "*p n d"]:
     if space == "normed":
         with torch.no_grad():
             points = trace.view.final_norm.own(points)

@@ -1,6 +1,7 @@
 """Does the cloud gather? Cosines, ranks, intrinsic dimension, clusters at a fixed angle, and how they pass into each other."""
 
 import math
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.flow.cloud import clouds
-from rheoscope.flow.kept import distances
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
+from rheoscope.space.pairs import cosines, distances
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -22,14 +23,16 @@ DEFINITIONS = {
     "mean_cosine_uncentred": "mean cosine of all pairs of tokens as they are: 1 where all point the same way",
     "effective_rank": "exp of the entropy of σ²/Σσ², σ the singular values of the centred cloud: directions in use",
     "effective_rank_null": "the same with every coordinate shuffled among the tokens: what they alone give; depends on the basis of E",
-    "effective_rank_null_sd": "standard deviation of that over the shuffles; depends on the basis of E",
+    "effective_rank_null_sd": "standard deviation of that over the shuffles, as a share of the null the same for all points; depends on "
+    "the basis of E",
     "participation_ratio": "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
     "participation_ratio_null": "mean of the same with every coordinate shuffled among the tokens; depends on the basis of E",
     "intrinsic_dimension": "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",
-    "intrinsic_dimension_null": "the same with every coordinate shuffled among the tokens, once; depends on the basis of E",
+    "intrinsic_dimension_null": "mean of the same with every coordinate shuffled among the tokens; depends on the basis of E",
     "cluster_count": "groups of tokens that chains of steps below the angle hold together (single linkage, centred directions)",
     "cluster_count_null": "mean of the same with every coordinate shuffled among the tokens; depends on the basis of E",
-    "cluster_count_null_sd": "standard deviation of that over the shuffles; depends on the basis of E",
+    "cluster_count_null_sd": "standard deviation of that over the shuffles, as a share of the null the same for all points; depends on "
+    "the basis of E",
     "silhouette": "mean of (b − a)/max(a, b): a to the own cluster, b to the nearest other, cosine distance; 0 without two clusters",
     "label": "which cluster a token is in, named by its first token",
     "lineage": "the same with names that last: a cluster keeps the name of the earlier one that it shares most tokens with",
@@ -44,7 +47,7 @@ def clusters(
     space: str = "raw",
     grain: str = "layer",
     angle: float = math.pi / 4,
-    draws: int = 4,
+    draws: int = 2,
     seed: int = 0,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
@@ -71,16 +74,19 @@ def clusters(
     True
     """
     if draws < 2:
-        raise RheoscopeError(f"a null needs 2 draws or more, got {draws}; type draws=4")
+        raise RheoscopeError(f"a null needs 2 draws or more, got {draws}; type draws=2")
     if not 0 < angle < math.pi:
         raise RheoscopeError(f"the angle of a link lies between 0 and π, got {angle}; type angle=0.785")
     seen = clouds(trace, space, grain, keep_massive, least=3)
-    points = seen.points.double()
-    orders = [dealt(points[0].shape, seed + draw) for draw in range(draws)]
-    rows = [of_cloud(x, angle, orders) for x in points]
+    rows, nulls = [], []
+    for at, x in enumerate(seen):
+        centred = still(x.double())
+        rows.append(of_cloud(centred, angle) | {"mean_cosine_uncentred": mean_cosine(x)})
+        nulls.append(of_null(centred, at, angle, draws, seed))
     labels = torch.stack([row.pop("label") for row in rows])
+    own = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     values: dict[str, tuple[tuple[str, ...], Tensor]] = {
-        name: (("point",), torch.stack([row[name] for row in rows])) for name in rows[0]
+        name: (("point",), x) for name, x in (own | of_nulls(torch.stack(nulls))).items()
     }
     values["label"] = (("point", "token"), labels)
     values["lineage"] = (("point", "token"), lineage(labels))
@@ -100,43 +106,54 @@ def clusters(
     )
 
 
-def of_cloud(x: Float[Tensor, "n d"], angle: float, orders: list[Int[Tensor, "n d"]]) -> dict[str, Tensor]:
-    """All numbers of one cloud; the same shuffles serve every cloud of a text, dealing them is the dear part."""
-    size = x.norm(dim=-1).amax()
-    centred, *nulls = (_still(y - y.mean(0), size) for y in (x, *(x.gather(0, order) for order in orders)))
-    cosine = cosines(centred)
-    label, (rank, participation) = linked(cosine, angle), ranks(centred)
-    spread, participations = torch.stack([torch.stack(ranks(null.float())) for null in nulls]).double().unbind(-1)
-    counts = torch.tensor([len(linked(cosines(null), angle).unique()) for null in nulls], dtype=x.dtype)
+def of_cloud(centred: Float[Tensor, "n d"], angle: float) -> dict[str, Tensor]:
+    """All numbers of one cloud around its mean."""
+    inner = centred @ centred.mT
+    cosine, (rank, participation) = cosines(inner), ranks(centred, inner)
+    label = linked(cosine, angle)
     return {
         "mean_cosine": mean_of_pairs(cosine),
-        "mean_cosine_uncentred": mean_of_pairs(cosines(x)),
         "effective_rank": rank,
-        "effective_rank_null": spread.mean(),
-        "effective_rank_null_sd": spread.std(),
         "participation_ratio": participation,
-        "participation_ratio_null": participations.mean(),
-        "intrinsic_dimension": two_nearest(x),
-        "intrinsic_dimension_null": two_nearest(nulls[0]),
+        "intrinsic_dimension": two_nearest(inner),
         "cluster_count": torch.tensor(len(label.unique())),
-        "cluster_count_null": counts.mean(),
-        "cluster_count_null_sd": counts.std(),
         "silhouette": silhouette(1 - cosine, label),
         "label": label,
     }
 
 
-def cosines(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """Of all pairs; a token at the origin is like another one there and like no other."""
-    length = x.norm(dim=-1, keepdim=True)
-    still = length == 0
-    unit = torch.where(still, 0, x / torch.where(still, 1, length))
-    return torch.where(still & still.mT, 1, (unit @ unit.mT).clamp(-1, 1))
+def of_null(centred: Float[Tensor, "n d"], at: int, angle: float, draws: int, seed: int) -> Float[Tensor, "draw 4"]:
+    """Both ranks, intrinsic dimension and number of clusters of shuffles of the cloud at one point."""
+    found = []
+    columns = centred.mT.float().contiguous()  # float32: a null is known to a few digits anyway
+    for draw in range(draws):
+        y = columns.gather(
+            -1, dealt(len(centred), centred.shape[1], seed + draw, at)
+        ).mT  # coordinates keep their means
+        inner = y @ y.mT
+        count = torch.tensor(len(linked(cosines(inner), angle).unique()))
+        found.append(torch.stack([*ranks(y, inner), two_nearest(inner), count]))
+    return torch.stack(found).double()
 
 
-def _still(centred: Float[Tensor, "n d"], size: Float[Tensor, ""]) -> Float[Tensor, "n d"]:
-    """Tokens that stand at the mean but for rounding, put there."""
-    return torch.where(centred.norm(dim=-1, keepdim=True) <= 1e-12 * size, 0, centred)
+def of_nulls(drawn: Float[Tensor, "p draw 4"]) -> dict[str, Float[Tensor, " p"]]:
+    """Means of shuffled clouds. Their spread is nearly the same share of them at all points, so all points tell it together."""
+    rank, participation, dimension, count = drawn.mean(1).unbind(-1)
+    spread = (drawn.var(1) / drawn.mean(1).square().clamp(min=1e-30)).mean(0).sqrt()
+    return {
+        "effective_rank_null": rank,
+        "effective_rank_null_sd": rank * spread[0],
+        "participation_ratio_null": participation,
+        "intrinsic_dimension_null": dimension,
+        "cluster_count_null": count,
+        "cluster_count_null_sd": count * spread[3],
+    }
+
+
+def still(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """The cloud around its mean; tokens that stand there but for rounding are put there."""
+    centred = x - x.mean(0)
+    return torch.where(centred.norm(dim=-1, keepdim=True) <= 1e-12 * x.norm(dim=-1).amax(), 0, centred)
 
 
 def mean_of_pairs(table: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
@@ -144,10 +161,19 @@ def mean_of_pairs(table: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     return (table.sum() - table.diagonal().sum()) / (n * (n - 1))
 
 
-def ranks(centred: Float[Tensor, "n d"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Effective rank and participation ratio; 0 for a cloud of one point."""
+def mean_cosine(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """Mean cosine of all pairs of points as they are, from the sum of their directions; two at the origin are alike."""
+    length = x.norm(dim=-1, keepdim=True)
+    moving = int((length > 0).sum())
+    together = (x / torch.where(length > 0, length, 1)).sum(0).square().sum()
+    still = len(x) - moving
+    return (together - moving + still * (still - 1)) / (len(x) * (len(x) - 1))
+
+
+def ranks(centred: Float[Tensor, "n d"], inner: Float[Tensor, "n n"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Effective rank and participation ratio, by the smaller of two tables; 0 for a cloud of one point."""
     n, d = centred.shape
-    variance = torch.linalg.eigvalsh(centred @ centred.mT if n <= d else centred.mT @ centred).clamp(min=0)
+    variance = torch.linalg.eigvalsh(inner if n <= d else centred.mT @ centred).clamp(min=0)
     total = variance.sum()
     if float(total) == 0:
         return torch.zeros((), dtype=total.dtype), torch.zeros((), dtype=total.dtype)
@@ -155,23 +181,25 @@ def ranks(centred: Float[Tensor, "n d"]) -> tuple[Float[Tensor, ""], Float[Tenso
     return torch.special.entr(p).sum().exp(), 1 / p.square().sum()
 
 
-def two_nearest(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+def two_nearest(inner: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     """The TwoNN estimate on points that differ; NaN with fewer than 3 of them."""
-    far = distances(x)
+    far = distances(inner)
     distinct = ~(far == 0).tril(-1).any(-1)
-    if int(distinct.sum()) < 3:
-        return torch.tensor(float("nan"), dtype=x.dtype)
-    near = far[distinct][:, distinct].topk(3, largest=False).values  # itself first
-    logs = (near[:, 2] / near[:, 1]).log()
-    return (len(near) - 1) / logs.sum() if float(logs.sum()) > 0 else torch.tensor(float("inf"), dtype=x.dtype)
+    far = far if bool(distinct.all()) else far[distinct][:, distinct]
+    if len(far) < 3:
+        return inner.new_tensor(float("nan"))
+    near = far.topk(3, largest=False).values  # itself first
+    logs = (near[:, 2] / near[:, 1]).log().sum()
+    return (len(near) - 1) / logs if float(logs) > 0 else inner.new_tensor(float("inf"))
 
 
 def linked(cosine: Float[Tensor, "n n"], angle: float) -> Int[Tensor, " n"]:
     """Components of the graph of near pairs, each named by its first token: labels flow along links until none changes."""
-    near = (cosine >= math.cos(angle)) | torch.eye(len(cosine), dtype=torch.bool)
-    label = torch.arange(len(cosine))
+    i, j = (cosine >= math.cos(angle)).tril(-1).nonzero().unbind(-1)
+    label = torch.arange(len(cosine), device=cosine.device)
     while True:
-        least = torch.where(near, label, len(label)).amin(-1)
+        along = label[torch.cat([i, j])]
+        least = label.scatter_reduce(0, torch.cat([j, i]), along, "amin")
         least = least[least]  # jump on: chains of n links need log n rounds
         if torch.equal(least, label):
             return label
@@ -194,23 +222,25 @@ def silhouette(distance: Float[Tensor, "n n"], label: Int[Tensor, " n"]) -> Floa
 def rand_index(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
     """Hubert and Arabie's adjusted Rand index; 1 where both put everything together, or everything apart."""
     n = len(a)
-    pair = torch.stack([a, b]).unique(dim=1, return_counts=True)[1].double()
-    rows, columns = (x.unique(return_counts=True)[1].double() for x in (a, b))
-    together, of_a, of_b = ((x * (x - 1) / 2).sum() for x in (pair, rows, columns))
+    together, of_a, of_b = ((x * (x - 1) / 2).sum() for x in map(_sizes, (_both(a, b), a, b)))
     expected, most = of_a * of_b / (n * (n - 1) / 2), (of_a + of_b) / 2
     return torch.where(most == expected, 1, (together - expected) / torch.where(most == expected, 1, most - expected))
 
 
 def mutual_information(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
     """I(a; b) over the mean of H(a) and H(b); 1 where both put everything together."""
-    whole, of_a, of_b = (_entropy(x) for x in (torch.stack([a, b]), a[None], b[None]))
+    whole, of_a, of_b = (torch.special.entr(_sizes(x) / len(a)).sum() for x in (_both(a, b), a, b))
     mean = (of_a + of_b) / 2
     return torch.where(mean > 0, (of_a + of_b - whole) / torch.where(mean > 0, mean, 1), 1).clamp(0, 1)
 
 
-def _entropy(labels: Int[Tensor, "k n"]) -> Float[Tensor, ""]:
-    share = labels.unique(dim=1, return_counts=True)[1].double() / labels.shape[1]
-    return torch.special.entr(share).sum()
+def _both(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """One number for the pair of labels."""
+    return a * (int(b.max()) + 1) + b
+
+
+def _sizes(label: Int[Tensor, " n"]) -> Float[Tensor, " clusters"]:
+    return label.unique(return_counts=True)[1].double()
 
 
 def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
@@ -222,10 +252,11 @@ def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
     told = [labels[0].unique(return_inverse=True)[1]]
     following = int(told[0].max()) + 1
     for label in labels[1:]:
-        pairs, sizes = torch.stack([told[-1], label]).unique(dim=1, return_counts=True)
+        base = int(label.max()) + 1
+        pairs, sizes = _both(told[-1], label).unique(return_counts=True)
         names: dict[int, int] = {}
         for at in sizes.argsort(descending=True, stable=True).tolist():
-            before, now = pairs[:, at].tolist()
+            before, now = divmod(int(pairs[at]), base)
             if now not in names and before not in names.values():
                 names[now] = before
         for now in label.unique().tolist():
@@ -235,11 +266,16 @@ def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
     return torch.stack(told)
 
 
-def shuffle(x: Float[Tensor, "n d"], seed: int) -> Float[Tensor, "n d"]:
+def shuffle(x: Float[Tensor, "n d"], seed: int, at: int = 0) -> Float[Tensor, "n d"]:
     """Every coordinate dealt out among the tokens anew."""
-    return x.gather(0, dealt(x.shape, seed))
+    return x.gather(0, dealt(len(x), x.shape[1], seed, at).mT)
 
 
-def dealt(shape: torch.Size, seed: int) -> Int[Tensor, "n d"]:
-    """For every coordinate an order of the tokens."""
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).argsort(0)
+def dealt(n: int, d: int, seed: int, at: int = 0) -> Int[Tensor, "d n"]:
+    """For every coordinate an order of the tokens. Another `at` gives the orders to other coordinates: dealing is dear."""
+    return _orders(n, d, seed).roll(at, 0)
+
+
+@lru_cache(maxsize=4)
+def _orders(n: int, d: int, seed: int) -> Int[Tensor, "d n"]:
+    return torch.rand(d, n, generator=torch.Generator().manual_seed(seed)).argsort(-1)

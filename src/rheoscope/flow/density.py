@@ -7,9 +7,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.flow.cloud import clouds
-from rheoscope.flow.clusters import cosines, shuffle
+from rheoscope.flow.clusters import shuffle
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
+from rheoscope.space.pairs import cosines, inner_products
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -49,13 +50,10 @@ def density_clusters(
     True
     """
     seen = clouds(trace, space, grain, keep_massive, least=3)
-    if not 2 <= least <= seen.points.shape[1]:
-        raise RheoscopeError(
-            f"a cluster has from 2 to {seen.points.shape[1]} tokens here, got least={least}; type least=2"
-        )
-    points = seen.points.double()
-    labels = torch.stack([by_density(x, least) for x in points])
-    nulls = torch.stack([by_density(shuffle(x, seed), least) for x in points])
+    if not 2 <= least <= len(seen.kept):
+        raise RheoscopeError(f"a cluster has from 2 to {len(seen.kept)} tokens here, got least={least}; type least=2")
+    labels = torch.stack([by_density(x.double(), least) for x in seen])
+    nulls = torch.stack([by_density(shuffle(x.double(), seed), least) for x in seen])
     values = {
         "cluster_count": (("point",), labels.amax(-1) + 1),
         "cluster_count_null": (("point",), nulls.amax(-1) + 1),
@@ -74,7 +72,7 @@ def by_density(x: Float[Tensor, "n d"], least: int) -> Int[Tensor, " n"]:
     except ImportError as error:
         raise RheoscopeError("HDBSCAN is scikit-learn's; type pip install 'rheoscope[density]'") from error
 
-    distance = (1 - cosines(x - x.mean(0))).clamp(min=0)
+    distance = (1 - cosines(inner_products(x))).clamp(min=0)
     distance.fill_diagonal_(0)
     found = HDBSCAN(min_cluster_size=least, metric="precomputed", copy=True).fit_predict(distance.numpy())
     return torch.as_tensor(found).long()

@@ -3,20 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.mask import Mask
-from rheoscope.attention.mechanism import Mechanism, for_every_head
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Position
 from rheoscope.flow.landscape import Landscape, landscape
 from rheoscope.space.components import end_of
 from rheoscope.space.dataset import dataset
-from rheoscope.space.head import Heads, through
+from rheoscope.space.head import Heads, Projected, through
 from rheoscope.space.operator import Factored
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -50,7 +49,7 @@ DEFINITIONS = {
     "mlp (Δ of attention against that of the whole layer)",
 }  # fmt: skip
 Cloud = Float[Tensor, "n d"]
-Kept = Bool[Tensor, " n"]
+Kept = Int[Tensor, " kept"]
 
 
 @torch.no_grad()
@@ -82,38 +81,56 @@ def energy(
     >>> found.cosine.dims, bool((abs(found.cosine) <= 1 + 1e-6).all())
     (('layer', 'head'), True)
     """
-    kept, rows = trace.kept(keep_massive, least=2), []
-    for layer in range(view.layers):
-        rows.append(of_layer(view, trace, layer, kept))
+    kept = trace.kept(keep_massive, least=2).nonzero()[:, 0]
+    exact = torch.promote_types(trace.points.dtype, torch.float32)
+    rows: list[dict[str, Tensor]] = []
+    form = None
+    for layer, heads in enumerate(view.blocks):
+        M, F = (Factored(A.left.to(exact), A.right.to(exact)) for A in (heads.M(), heads.F()))
+        before, form = form, whole(M, len(heads.W_K))
+        rows.append(of_layer(trace, layer, kept) | alignments(M, F, len(heads.W_K)))
+        rows[layer]["landscape"] = torch.full_like(form[0, 0], float("nan"))
+        if before is not None:
+            rows[layer - 1]["landscape"] = between(before, form)
         if progress is not None:
             progress(layer + 1, view.layers)
-    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name != "whole_M"}
-    forms = [row["whole_M"] for row in rows]
-    return _told(view, trace, values | {"landscape": changes(forms)}, keep_massive)
+    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return _told(view, trace, values, keep_massive)
 
 
-def of_layer(view: View, trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
-    """All numbers of one layer."""
-    heads, x = view.blocks[layer], trace.read_by(layer)
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    M, F = (Factored(A.left.to(x.dtype), A.right.to(x.dtype)) for A in (heads.M(), heads.F()))
-    return (
-        of_heads(step_of(heads, x), kept)
-        | alignments(M, F)
-        | {
-            "symmetry": M.symmetry(),
-            "whole_M": torch.cat(list(M.left), -1) @ torch.cat(list(M.right), -2),  # of rank d: no factors are smaller
-            "landscape_update": updates(view, trace, layer, x, kept),
-            "ledger": ledger(heads, trace, layer, x, kept),
-        }
+def of_layer(trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
+    """What the heads of one layer do on the text."""
+    step = step_of(trace, layer)
+    own = _attention(trace, layer)
+    others = [updated(trace, layer), *altered(trace, layer, step, own)]
+    apart = torch.stack([between(own[kept], other[kept]) for other in others])
+    return of_heads(step, kept) | {"landscape_update": apart[0], "ledger": apart[1:]}
+
+
+def alignments(M: Factored, F: Factored, groups: int) -> dict[str, Float[Tensor, " h"]]:
+    """s(M); cos⟨F, Mᵀ⟩, and how far it lies from where F Q lies at random: tr(FQM) has variance ‖MF‖²/d. All r x r.
+
+    Heads of a group share what reads keys and values: what only these make is computed once a group.
+    """
+    each = len(M.left) // groups
+    keys, values = M.right[::each], F.left[::each]
+    answers, reads, middle = (
+        (a @ b).repeat_interleave(each, 0) for a, b in ((keys, keys.mT), (values.mT, values), (keys, values))
     )
+    asks, writes, cross = M.left.mT @ M.left, F.right @ F.right.mT, M.right @ M.left
+    square, inner = _inner(asks, answers), _inner(middle, (F.right @ M.left).mT)
+    spread = (_inner(middle.mT @ asks @ middle, writes).clamp(min=0) / M.shape[-1]).sqrt()
+    return {
+        "symmetry": _over(_inner(cross, cross.mT), square),
+        "alignment": _over(inner, (square * _inner(reads, writes)).clamp(min=0).sqrt()),
+        "alignment_z": _over(inner, spread),
+    }
 
 
-def alignments(M: Factored, F: Factored) -> dict[str, Float[Tensor, " h"]]:
-    """cos⟨F, Mᵀ⟩, and how far it lies from where F Q lies at random: tr(FQM) has variance ‖MF‖²/d."""
-    inner, middle = F.inner(M.T), M.right.double() @ F.left.double()
-    spread = (middle.mT @ M.grams[0] @ middle * F.grams[1]).sum((-2, -1)).clamp(min=0).sqrt() / M.shape[-1] ** 0.5
-    return {"alignment": _over(inner, M.norm() * F.norm()), "alignment_z": _over(inner.double(), spread)}
+def whole(M: Factored, groups: int) -> Float[Tensor, "d d"]:
+    """The sum of all M of a layer. Heads that share a key add up on the side of the queries: QKᵀ + Q'Kᵀ = (Q + Q')Kᵀ."""
+    queries, keys = M.left.unflatten(0, (groups, -1)).sum(1), M.right[:: len(M.left) // groups]
+    return queries.transpose(0, 1).flatten(1) @ keys.flatten(0, 1)
 
 
 # One layer's heads
@@ -146,21 +163,24 @@ class Step:
     def written(self) -> Float[Tensor, "h e e"]:
         return self.write @ self.write.mT
 
+    def read(self) -> Projected:
+        """q, k and v of the cloud, as every mechanism takes them: before any rotation."""
+        heads = self.field.heads
+        q, norm = self.asked + self.bias, heads.q_norm
+        q = q if norm is None else norm.hat(q) * (1.0 if norm.gain is None else norm.gain.to(q))
+        v = through(heads.norm, self.hat, heads.W_V, heads.b_V, None)
+        return q[None], self.field.read[None], v[None]
 
-def step_of(heads: Heads, x: Cloud) -> Step:
-    norm, hat = heads.norm, heads.norm.hat(x)
+
+def step_of(trace: Trace, layer: int) -> Step:
+    heads, x = trace.view.blocks[layer], trace.read_by(layer)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    norm, hat, made = heads.norm, heads.norm.hat(x), trace.carried(layer).exact()
     field, nothing = landscape(heads, hat), torch.zeros_like(hat[:1])
     queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None) for y in (hat, nothing))
-    values = for_every_head(through(norm, hat, heads.W_V, heads.b_V, None)[None], heads.count)[0]
-    found = field.slope(queries, values)
-    moved, write, scale = found.carried, heads.W_O.to(x.dtype), torch.ones_like(x[:, :1])
-    if heads.after is not None:
-        scale = heads.after.scale((moved @ write).sum(0) + (0 if heads.b_O is None else heads.b_O))
-        write = write if heads.after.gain is None else write * heads.after.gain.to(x.dtype)
-    if heads.value_bias is not None:
-        moved = moved - found.mass[..., None] * heads.value_bias.to(x.dtype)[:, None]
+    energy, slope = field.slope(queries)
     ask = norm.fold(heads.W_Q.to(x.dtype))
-    return Step(field, hat, norm.scale(x), queries - bias, bias, ask, write, found.energy, found.slope, moved * scale)
+    return Step(field, hat, norm.scale(x), queries - bias, bias, ask, made.write, energy, slope, made.moved)
 
 
 def of_heads(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
@@ -219,26 +239,25 @@ def cosines(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
 # What stands between a layer and a gradient flow
 
 
-def updates(view: View, trace: Trace, layer: int, x: Cloud, kept: Kept) -> Float[Tensor, ""]:
-    """1 − cos of what the attention of this layer and of the next do to this layer's cloud."""
-    if layer + 1 == view.layers:
-        return torch.tensor(float("nan"), dtype=x.dtype, device=x.device)
-    after = view.blocks[layer + 1]
-    other = moved_by(after, after.mechanism, *after.read(trace.read_by(layer)))
-    return apart(_attention(trace, layer), other, kept)
+def updated(trace: Trace, layer: int) -> Cloud:
+    """What the attention of the next layer does to this layer's cloud; NaN at the last layer."""
+    if layer + 1 == trace.view.layers:
+        return torch.full_like(trace.points[0], float("nan"))
+    after = trace.view.blocks[layer + 1]
+    return moved_by(after, after.mechanism, *after.read(trace.read_by(layer)))
 
 
-def ledger(heads: Heads, trace: Trace, layer: int, x: Cloud, kept: Kept) -> Float[Tensor, " 4"]:
-    """1 − cos of the attention's displacement with and without mask, norm, position and MLP."""
-    own, given, mechanism = _attention(trace, layer), heads.read(trace.read_by(layer)), heads.mechanism
+def altered(trace: Trace, layer: int, step: Step, own: Cloud) -> list[Cloud]:
+    """The attention's displacement `own` without mask, norm, position and MLP."""
+    heads, mechanism = step.field.heads, step.field.mechanism
     free, nowhere = replace(mechanism, mask=Mask()), replace(mechanism, position=Position())
-    others = [
+    x, given = trace.read_by(layer).to(own.dtype), step.read()
+    return [
         own if mechanism.mask.forbids_nothing else moved_by(heads, free, *given),
         _normed(heads, trace, layer, x, own),
         own if mechanism.position.nowhere else moved_by(heads, nowhere, *given),
-        trace.points[end_of(trace, layer)].to(x.dtype) - x,
+        trace.points[end_of(trace, layer)].to(own.dtype) - x,
     ]
-    return torch.stack([apart(own, other, kept) for other in others])
 
 
 def _normed(heads: Heads, trace: Trace, layer: int, x: Cloud, own: Cloud) -> Cloud:
@@ -259,22 +278,11 @@ def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor
     return total * heads.after_scale(total) + (0 if heads.after.bias is None else heads.after.bias)
 
 
-def apart(a: Cloud, b: Cloud, kept: Kept) -> Float[Tensor, ""]:
-    """1 − cos of two displacements of the kept tokens, seen as one vector each; 0 where one of them is 0."""
-    return between(a[kept], b[kept])
-
-
 def between(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
     """1 − cos of two arrays as vectors; 0 where one of them is 0."""
     a, b = a.flatten(), b.flatten()
     size = a.norm() * b.norm()
-    return torch.where(size > 0, 1 - a @ b / torch.where(size > 0, size, 1), 0)
-
-
-def changes(forms: list[Float[Tensor, "d d"]]) -> Float[Tensor, " layer"]:
-    """1 − cos of each layer's head-summed M and the next one's."""
-    found = [between(a, b) for a, b in pairwise(forms)]
-    return torch.stack([*found, torch.full_like(forms[0][0, 0], float("nan"))])
+    return torch.where(size == 0, 0, 1 - a @ b / torch.where(size == 0, 1, size))
 
 
 def _attention(trace: Trace, layer: int) -> Cloud:
@@ -313,6 +321,10 @@ def _told(view: View, trace: Trace, values: dict[str, Tensor], keep_massive: boo
     }
     coords = {"layer": range(view.layers), "head": range(view.heads), "difference": list(DIFFERENCES)}
     return dataset(named, DEFINITIONS, coords, attributes | trace.provenance)
+
+
+def _inner(a: Float[Tensor, "h r s"], b: Float[Tensor, "h r s"]) -> Float[Tensor, " h"]:
+    return (a * b).sum((-2, -1))
 
 
 def _over(part: Tensor, whole: Tensor) -> Tensor:

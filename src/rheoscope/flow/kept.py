@@ -11,6 +11,8 @@ from rheoscope.flow.cloud import clouds
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import mlp_at
 from rheoscope.space.dataset import dataset
+from rheoscope.space.pairs import distances, inner_products
+from rheoscope.space.ranks import ranked as rows_ranked
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -59,15 +61,15 @@ def kept(
     1.0
     """
     seen = clouds(trace, space, "layer", keep_massive, least=4)
-    points, n = seen.points, seen.points.shape[1]
+    n = len(seen.kept)
     if not 1 <= k < n - 1:
         raise RheoscopeError(f"k nearest of {n} tokens: 1 ≤ k < {n - 1}, got {k}; type k={max(1, min(5, n - 2))}")
-    far = [distances(x) for x in points]
-    ranks = torch.stack([ranked(d) for d in far])
-    near, rows = torch.stack([nearest(d, k) for d in far]), torch.stack([pulls(r, n) for r in ranks])
+    far = [distances(inner_products(x.double())) for x in seen]
+    ranks, near = torch.stack([ranked(d) for d in far]), torch.stack([nearest(d, k) for d in far])
+    rows = torch.stack([pulls(r, n) for r in ranks])
     names = ["embed", *(f"-{stride}" for stride in strides)]
-    table = torch.full((3, len(points), len(names)), float("nan"), dtype=ranks.dtype)
-    for at in range(len(points)):
+    table = torch.full((3, len(seen), len(names)), float("nan"), dtype=ranks.dtype)
+    for at in range(len(seen)):
         for column, back in enumerate([at, *strides]):
             if back <= at:
                 was = at - back
@@ -88,40 +90,33 @@ def kept(
 
 def erasures(trace: Trace, kept: list[int]) -> dict[str, tuple[tuple[str, ...], Tensor]]:
     """How much of what each head and each MLP wrote is taken back by all that is written after it."""
+
+    def at(step: int) -> Float[Tensor, "n d"]:
+        return trace.points[step, kept].to(last.dtype)
+
     exact = torch.promote_types(trace.points.dtype, torch.float32)
-    points, layers = trace.points[:, kept].to(exact), range(trace.view.layers)
-    later = points[-1] - points
-    heads = [erased(trace.parts(layer, kept)[0].to(exact), later[trace.middle[layer]]) for layer in layers]
-    ends = [mlp_at(trace, layer) for layer in layers]
-    mlps = [erased((points[end] - points[end - 1])[None], later[end])[0] for end in ends]
+    last, heads, mlps = trace.points[-1, kept].to(exact), [], []
+    for layer in range(trace.view.layers):
+        made, end = trace.carried(layer).at(kept).exact(), mlp_at(trace, layer)
+        heads.append(_share(made.along(last - at(trace.middle[layer])).sum(-1), made.squares().sum(-1)))
+        wrote = at(end) - at(end - 1)
+        mlps.append(_share((wrote * (last - at(end))).sum(), wrote.square().sum()))
     return {
         "erasure": (("layer", "head"), torch.stack(heads)),
         "erasure_mlp": (("layer",), torch.stack(mlps)),
     }
 
 
-def erased(moved: Float[Tensor, "h n d"], later: Float[Tensor, "n d"]) -> Float[Tensor, " h"]:
-    """Σ ⟨Δ, what is written later⟩ / Σ ‖Δ‖²; 0 where nothing was written."""
-    size = moved.square().sum((-2, -1))
-    return torch.where(size > 0, (moved * later).sum((-2, -1)) / torch.where(size > 0, size, 1), 0)
-
-
-def distances(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """All pairwise distances, by inner products in float64; what is 0 but for rounding is 0, so that equal points are."""
-    x = x.double() - x.double().mean(0)
-    lengths = x.square().sum(-1)
-    squared = lengths[:, None] + lengths - 2 * x @ x.mT
-    return torch.where(squared > 1e-13 * (lengths[:, None] + lengths), squared, 0).fill_diagonal_(0).sqrt()
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole; 0 where nothing was written."""
+    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0)
 
 
 def ranked(d: Float[Tensor, "n n"]) -> Float[Tensor, " pairs"]:
     """Distances of all pairs i < j as ranks, ties sharing their mean rank, centred and of length 1."""
     i, j = torch.triu_indices(len(d), len(d), 1)
-    _, inverse, counts = d[i, j].unique(return_inverse=True, return_counts=True)
-    middle = counts.cumsum(0) - (counts + 1) / 2
-    rank = middle[inverse].double()
-    rank = rank - rank.mean()
-    return rank / rank.norm().clamp(min=1e-30)
+    ranks = rows_ranked(d[i, j][None], torch.ones(1, len(i), dtype=torch.bool))[0]
+    return ranks / ranks.norm().clamp(min=1e-30)
 
 
 def pulls(rank: Float[Tensor, " pairs"], n: int) -> Float[Tensor, "2"]:
@@ -144,7 +139,12 @@ def mantel(a: Float[Tensor, "2"], b: Float[Tensor, "2"], n: int) -> Float[Tensor
 
 def nearest(d: Float[Tensor, "n n"], k: int) -> Int[Tensor, "n k"]:
     """The k nearest other tokens of each; of equally near ones the earlier."""
-    return (d + torch.diag(torch.full((len(d),), float("inf"), dtype=d.dtype))).sort(dim=-1, stable=True).indices[:, :k]
+    far = d + torch.diag(torch.full((len(d),), float("inf"), dtype=d.dtype))
+    near = far.topk(k + 1, largest=False)
+    tied = near.values[:, k] == near.values[:, k - 1]  # which of those at the border belong to the nearest?
+    found = near.indices[:, :k]
+    found[tied] = far[tied].sort(dim=-1, stable=True).indices[:, :k]
+    return found
 
 
 def overlap(a: Int[Tensor, "n k"], b: Int[Tensor, "n k"]) -> Float[Tensor, ""]:

@@ -27,26 +27,17 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, Turned, through
 from rheoscope.space.operator import Factored
 
-BLOCK = 1 << 22
-"""Scores held at a time, over all heads of a layer."""
+BLOCK = 1 << 17
+"""Scores held at a time, over all heads of a layer: they stay in the cache, and keys after a block are never touched."""
 Queries = Float[Tensor, "h n k"]
 
 
 @dataclass(frozen=True, eq=False)
-class Slope:
-    """Λ_i (h, n); its gradient by the queries before norm and rotation (h, n, k); Σ_j α_ij v_j (h, n, e); Σ_j α_ij (h, n)."""
-
-    energy: Float[Tensor, "h n"]
-    slope: Queries
-    carried: Float[Tensor, "h n e"]
-    mass: Float[Tensor, "h n"]
-
-
-@dataclass(frozen=True, eq=False)
 class Landscape:
-    """Λ of every head of a layer as a function of the queries; the keys stand still, placed and for every head."""
+    """Λ of every head of a layer as a function of the queries; the keys stand still: as read, and placed for every head."""
 
     heads: Heads
+    read: Float[Tensor, "g n k"]
     keys: Float[Tensor, "1 h n k"]
 
     @property
@@ -56,19 +47,38 @@ class Landscape:
     def energies(self, queries: Queries) -> Float[Tensor, "h n"]:
         """Λ_i of every head at other queries (before QK-norm and rotation)."""
         q = self.placed(queries)
-        return torch.cat([self.total(self.scores(q, rows)) for rows in self.blocks(q)], 1) - self.log_counts()
+        return torch.cat([self.weighed(q, *at)[0] for at in self.blocks(q)], 1) - self.log_counts()
 
-    def slope(self, queries: Queries, values: Float[Tensor, "h n e"]) -> Slope:
-        """Λ_i, its gradient, and what the same weights make of the values, all from one pass over the scores."""
+    def slope(self, queries: Queries) -> tuple[Float[Tensor, "h n"], Queries]:
+        """Λ_i and its gradient by the queries before norm and rotation, from one pass over the scores."""
         q, found = self.placed(queries), []
-        for rows in self.blocks(q):
-            s = self.scores(q, rows)
-            total = self.total(s)
-            alpha = (s - total[None, ..., None]).exp_()
-            by_query = self.mechanism.score.pull(q[:, :, rows], self.keys, alpha)[0][0]
-            found.append((total, by_query, alpha[0] @ values, alpha[0].sum(-1)))
-        total, by_placed, carried, mass = (torch.cat(part, 1) for part in zip(*found, strict=True))
-        return Slope(total - self.log_counts(), self.pulled(queries, by_placed), carried, mass)
+        for rows, columns in self.blocks(q):
+            total, alpha = self.weighed(q, rows, columns)
+            found.append((total, self.by_query(q[:, :, rows], self.keys[:, :, columns], alpha)))
+        total, by_placed = (torch.cat(part, 1) for part in zip(*found, strict=True))
+        return total - self.log_counts(), self.pulled(queries, by_placed)
+
+    def weighed(
+        self, q: Float[Tensor, "1 h n k"], rows: slice, columns: slice
+    ) -> tuple[Float[Tensor, "h r"], Float[Tensor, "1 h r c"]]:
+        """log Σ_j e^{s_ij} of some rows, a sink as one further key, and the weights e^{s_ij} over that sum."""
+        n = q.shape[-2]
+        i, j = positions(n, n, q.device)
+        s = scores(self.mechanism, q[:, :, rows], self.keys[:, :, columns], i[rows], j[columns])
+        top = s.amax(-1, keepdim=True)
+        alpha = s.sub_(top).exp_()
+        total = alpha.sum(-1, keepdim=True).log_() + top
+        if isinstance(self.mechanism.normaliser, Sink):
+            sink = torch.as_tensor(self.mechanism.normaliser.sink, dtype=s.dtype, device=s.device)
+            total = torch.logaddexp(total, sink.reshape(-1, 1, 1).expand(total.shape[1:]))
+        return total[0, ..., 0], alpha.mul_((top - total).exp_())
+
+    def by_query(self, q: Tensor, k: Tensor, alpha: Tensor) -> Queries:
+        """What weights pull at the placed queries: Σ_j α_ij ∂f(q_i, k_j)/∂q_i."""
+        score = self.mechanism.score
+        if isinstance(score, Gram) and isinstance(score.phi, Identity):
+            return score.dot(q, k).scale * (alpha @ k)[0]
+        return score.pull(q, k, alpha)[0][0]
 
     def placed(self, queries: Queries) -> Float[Tensor, "1 h n k"]:
         """Through the QK-norm and the rotation."""
@@ -82,27 +92,18 @@ class Landscape:
             free = queries.detach().requires_grad_()
             return torch.autograd.grad(self.placed(free), free, by_placed[None])[0]
 
-    def scores(self, q: Float[Tensor, "1 h n k"], rows: slice) -> Float[Tensor, "1 h r n"]:
-        i, j = positions(q.shape[-2], q.shape[-2], q.device)
-        return scores(self.mechanism, q[:, :, rows], self.keys, i[rows], j)
-
-    def total(self, s: Float[Tensor, "1 h r n"]) -> Float[Tensor, "h r"]:
-        """log Σ_j e^{s_ij}, a sink as one further key: weights are e^{s_ij} over this sum."""
-        total, normaliser = s[0].logsumexp(-1), self.mechanism.normaliser
-        if not isinstance(normaliser, Sink):
-            return total
-        sink = torch.as_tensor(normaliser.sink, dtype=s.dtype, device=s.device).reshape(-1, 1)
-        return torch.logaddexp(total, sink.expand_as(total))
-
     def log_counts(self) -> Float[Tensor, " n"]:
         """log n_i: how many keys a query may see, the sink not counted."""
         n = self.keys.shape[-2]
         return self.mechanism.mask(*positions(n, n, self.keys.device)).sum(-1).to(self.keys.dtype).log()
 
-    def blocks(self, q: Float[Tensor, "1 h n k"]) -> Iterator[slice]:
+    def blocks(self, q: Float[Tensor, "1 h n k"]) -> Iterator[tuple[slice, slice]]:
+        """Rows of queries, and all keys that any of them may see."""
         n = q.shape[-2]
         rows = max(1, BLOCK // (q.shape[1] * n))
-        yield from (slice(low, min(low + rows, n)) for low in range(0, n, rows))
+        for low in range(0, n, rows):
+            high = min(low + rows, n)
+            yield slice(low, high), slice(*self.mechanism.mask.span(low, high, n))
 
 
 def landscape(heads: Heads, hat: Float[Tensor, "n d"]) -> Landscape:
@@ -115,8 +116,8 @@ def landscape(heads: Heads, hat: Float[Tensor, "n d"]) -> Landscape:
     keys = through(heads.norm, hat, heads.W_K, heads.b_K, heads.k_norm)
     if blind_to_shifts(heads):
         keys = keys - through(heads.norm, torch.zeros_like(hat[:1]), heads.W_K, heads.b_K, None)
-    keys = heads.mechanism.position.place(keys[None], torch.arange(len(hat), device=hat.device))
-    return Landscape(heads, for_every_head(keys, heads.count))
+    placed = heads.mechanism.position.place(keys[None], torch.arange(len(hat), device=hat.device))
+    return Landscape(heads, keys, for_every_head(placed, heads.count))
 
 
 def blind_to_shifts(heads: Heads) -> bool:

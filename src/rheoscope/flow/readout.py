@@ -9,6 +9,7 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import checked, components
 from rheoscope.space.dataset import dataset
+from rheoscope.space.prediction import predictions
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -113,17 +114,3 @@ def attribution(view: View, trace: Trace, token: int, answer: int) -> dict[str, 
     if view.unembed_bias is not None:
         written["unembed.bias"] = (view.unembed_bias[answer] - view.unembed_bias.mean()).to(x.dtype)
     return written
-
-
-def predictions(view: View, points: Float[Tensor, "p d"]) -> Float[Tensor, "p vocabulary"]:
-    """Log probabilities of the next token, read off points by the model's final norm and unembedding."""
-    if view.unembed is None:
-        raise RheoscopeError(
-            f"{view.facts.get('model')} has no unembedding, so nothing can be read out; type a language model"
-        )
-    # The unembedding reads the model's dtype, as the model itself does; what follows is float32 or better.
-    logits = view.final_norm.own(points) @ view.unembed
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logits = logits if view.unembed_bias is None else logits + view.unembed_bias
-    cap = view.facts.get("logit_cap")
-    return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)

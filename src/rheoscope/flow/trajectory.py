@@ -1,5 +1,6 @@
 """How does every token move through the layers? Speed, path, straightness, turning, and who moves it."""
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,21 +59,22 @@ def trajectory(
     True
     """
     seen = clouds(trace, space, "half", keep_massive)
-    moved = seen.points.diff(dim=0)
+    points = seen.points
+    moved = points.diff(dim=0)
     speed = moved.norm(dim=-1)
     heads = torch.stack([of_heads(trace, layer, seen.kept) for layer in range(trace.view.layers)], 1)
-    path, chord = speed.sum(0), (seen.points[-1] - seen.points[0]).norm(dim=-1)
-    place, place_share = plane(seen.points)
+    path, chord = speed.sum(0), (points[-1] - points[0]).norm(dim=-1)
+    place, place_share = plane(points)
     values = {
         "speed": (("step", "token"), speed),
-        "relative_speed": (("step", "token"), speed / seen.points[:-1].norm(dim=-1).clamp(min=1e-30)),
+        "relative_speed": (("step", "token"), speed / points[:-1].norm(dim=-1).clamp(min=1e-30)),
         "turning": (("turn", "token"), angles(moved)),
         "path_length": (("token",), path),
         "chord": (("token",), chord),
         "straightness": (("token",), _share(chord, path)),
         "straightness_null": (("token",), _share(speed.square().sum(0).sqrt(), path)),
         "straightness_flipped": (("draw",), flipped(moved, path, draws, seed)),
-        "straightness_so_far": (("layer", "token"), straightness_so_far(trace, seen.points, speed)),
+        "straightness_so_far": (("layer", "token"), straightness_so_far(trace, points, speed)),
         "place": (("point", "token", "axis"), place),
         "place_share": (("axis",), place_share),
         "attention_share": (("layer",), attention_share(trace, speed)),
@@ -93,17 +95,17 @@ def trajectory(
 
 def of_heads(trace: Trace, layer: int, kept: list[int]) -> Float[Tensor, "2 h"]:
     """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens."""
-    moved, bias = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in trace.parts(layer, kept))
-    whole = moved.sum(0) + bias
-    length = moved.norm(dim=-1)
-    return torch.stack([length.mean(-1), _share((moved * whole).sum(-1), length * whole.norm(dim=-1)).mean(-1)])
+    made = trace.carried(layer).at(kept).exact()
+    before, after = (trace.points[at, kept].to(made.moved.dtype) for at in (trace.where[layer], trace.middle[layer]))
+    whole, length = after - before, made.squares().sqrt()
+    return torch.stack([length.mean(-1), _share(made.along(whole), length * whole.norm(dim=-1)).mean(-1)])
 
 
 def angles(moved: Float[Tensor, "s n d"]) -> Float[Tensor, "t n"]:
     """Between each displacement and the next, by atan2 of chords: exact near 0 and π too; 0 where a token rests."""
-    unit = moved / moved.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    before, after = unit[:-1], unit[1:]
-    return 2 * torch.atan2((after - before).norm(dim=-1), (after + before).norm(dim=-1))
+    unit = (one / one.norm(dim=-1, keepdim=True).clamp(min=1e-30) for one in moved)
+    chords = [((after - before).norm(dim=-1), (after + before).norm(dim=-1)) for before, after in pairwise(unit)]
+    return 2 * torch.atan2(*(torch.stack(chord) for chord in zip(*chords, strict=True)))
 
 
 def flipped(moved: Float[Tensor, "s n d"], path: Float[Tensor, " n"], draws: int, seed: int) -> Float[Tensor, " draw"]:
@@ -141,15 +143,17 @@ def plane(points: Float[Tensor, "p n d"]) -> tuple[Float[Tensor, "p n 2"], Float
 
     The sign of a direction is free: the point farthest along it is put on the positive side.
     """
-    flat = points.flatten(0, 1).cpu()
-    flat = flat - flat.mean(0)
+    mean, d = points.mean((0, 1)), points.shape[-1]
+    spread = torch.zeros(d, d, dtype=points.dtype, device=points.device)
+    for x in points:
+        spread += (x - mean).mT @ (x - mean)
     with torch.random.fork_rng(devices=[]):  # the same picture every time, and the caller's draws untouched
         torch.manual_seed(0)
-        axes = torch.svd_lowrank(flat, q=min(12, *flat.shape), niter=8)[2][:, :2]
-    place = torch.nn.functional.pad(flat @ axes, (0, 2 - axes.shape[-1]))
-    place = place * place.gather(0, place.abs().argmax(0, keepdim=True)).sign()
-    share = _share(place.square().sum(0), flat.square().sum().expand(2))
-    return place.unflatten(0, points.shape[:2]), share
+        axes = torch.svd_lowrank(spread.cpu(), q=min(12, d), niter=8)[2][:, :2].to(points)
+    place = torch.nn.functional.pad(points @ axes - mean @ axes, (0, 2 - axes.shape[-1])).cpu()
+    flat = place.flatten(0, 1)
+    place = place * flat.gather(0, flat.abs().argmax(0, keepdim=True)).sign()
+    return place, _share(place.square().sum((0, 1)), spread.trace().cpu().expand(2))
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

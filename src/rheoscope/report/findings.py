@@ -88,15 +88,16 @@ def corrected(tested: Sequence[Finding]) -> list[Finding]:
 
 
 def against(
-    text: str, analysis: str, value: float, null: float, spread: float, draws: int, tries: int = 1
+    text: str, analysis: str, value: float, null: float, spread: float, draws: int, tries: int = 1, spreads: int = 1
 ) -> list[Finding]:
     """A statement whose null was drawn `draws` times: t of one more draw, as a normal z.
 
+    `spreads` says at how many points the spread was seen, where it is that of all together.
     A null without any spread is beaten by nothing that equals it, and by anything else as by a thousandth of itself.
     """
     spread = max(spread, 1e-3 * abs(null), 1e-12)
     t = (value - null) / (spread * math.sqrt(1 + 1 / draws))
-    return [Finding(text, analysis, value, null, spread, normal(t, draws - 1), tries)]
+    return [Finding(text, analysis, value, null, spread, normal(t, spreads * (draws - 1)), tries)]
 
 
 def normal(t: float, freedom: int) -> float:
@@ -172,7 +173,8 @@ def gathering(found: Datasets) -> list[Finding]:
             f"The cloud is most {how} after {row.point.item()}: {value:.1f} {what}, with coordinates shuffled among the "
             f"tokens {null:.1f}."
         )
-        told += against(text, "clusters", value, null, spread, gathered.attrs["draws"], gathered.sizes["point"])
+        points = gathered.sizes["point"]
+        told += against(text, "clusters", value, null, spread, gathered.attrs["draws"], points, points)
     return told
 
 

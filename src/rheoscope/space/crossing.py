@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.space.carried import Carried
 from rheoscope.space.head import Heads, Norm, Relevance, apart, of_head
 from rheoscope.space.operator import Factored
 
@@ -82,10 +83,9 @@ class Crossing:
         """Delta_h of every head: they add up, with `bias(x)`, to what cross attention did to the target."""
         return self.mechanism.attend(*self.read(x, memory))[0] @ self.asking.W_O
 
-    def parts(self, x: Target, memory: Source, rows: list[int]) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
+    def carried(self, x: Target, memory: Source) -> Carried:
         """What every head takes from the source's tokens, and all constants of cross attention together."""
-        both = apart(self.mechanism, *self.read(x, memory), self.answering.value_bias)
-        return self.asking.written(*(part[:, rows] for part in both))
+        return self.asking.written(*apart(self.mechanism, *self.read(x, memory), self.answering.value_bias))
 
     def bias(self, x: Target) -> Target:
         """What cross attention adds beside the heads."""

@@ -23,6 +23,7 @@ from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import ALiBi, Buckets, Position
 from rheoscope.attention.score import Distance, Gram, Relation, SoftCap
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.carried import Carried
 from rheoscope.space.operator import Factored
 
 Cloud = Float[Tensor, "n d"]
@@ -168,7 +169,7 @@ class Heads:
         )
         here = position.rotation(0, width, like).diagonal()  # 1, or YaRN's factor
         return Relevance(
-            queries * here.to(queries.dtype),
+            queries if bool((here == 1).all()) else queries * here.to(queries.dtype),
             keys.mT,
             lambda offset: position.rotation(offset, width, like) / here,
         )
@@ -219,6 +220,11 @@ class Heads:
         """sum_j alpha_ij v_j of every head, on the fastest exact lowering."""
         return self.mechanism.attend(*self.read(x))[0]
 
+    def added(self, x: Cloud) -> Cloud:
+        """All that attention adds to a cloud, heads and constants, through the norm after attention where there is one."""
+        total = self._with_bias(self.outputs(x).transpose(0, 1).flatten(1) @ self.W_O.flatten(0, 1))
+        return total if self.after is None else self.after.own(total)
+
     def statistics(self, x: Cloud) -> dict[str, Float[Tensor, "h n"]]:
         """What the weights of every head are like, row by row, in O(n) memory."""
         q, k, _ = self.read(x)
@@ -237,24 +243,24 @@ class Heads:
         scale = self.after_scale(self._with_bias((self.outputs(x) @ self.W_O).sum(0)))
         return bias * scale + (0 if self.after.bias is None else self.after.bias)
 
-    def parts(self, x: Cloud, rows: list[int]) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
+    def carried(self, x: Cloud) -> Carried:
         """What every head takes from the tokens, sum_j alpha_ij x̂_j F_h, and all constants of attention together.
 
         A constant that is added to every value can as well be added to the output: only apart from it a head is told
         from the other heads.
         """
-        q, k, v = self.read(x)
-        return self.written(*(part[:, rows] for part in apart(self.mechanism, q, k, v, self.value_bias)))
+        return self.written(*apart(self.mechanism, *self.read(x), self.value_bias))
 
-    def written(
-        self, tokens: Float[Tensor, "h r e"], constant: Float[Tensor, "h r e"]
-    ) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
-        """Both through W_O and, where there is one, the norm after attention: of every head, and the constants' sum."""
-        moved, rest = tokens @ self.W_O, self._with_bias((constant @ self.W_O).sum(0))
+    def written(self, tokens: Float[Tensor, "h n e"], constant: Float[Tensor, "h m e"]) -> Carried:
+        """Both through W_O and, where there is one, the norm after attention; `constant` has one row where all are the same."""
+        rest = self._with_bias((constant @ self.W_O).sum(0)).expand(tokens.shape[1], -1)
+        made = Carried(tokens, self.W_O.detach(), rest)
         if self.after is None:
-            return moved, rest
-        scale = self.after_scale(moved.sum(0) + rest)
-        return moved * scale, rest * scale + (0 if self.after.bias is None else self.after.bias)
+            return made
+        total = made.total()
+        write = made.write if self.after.gain is None else made.write * self.after.gain.detach()
+        rest = rest * self.after_scale(total) + (0 if self.after.bias is None else self.after.bias)
+        return Carried(tokens * self.after.scale(total), write, rest)
 
     @property
     def value_bias(self) -> Float[Tensor, "h e"] | None:
@@ -330,13 +336,16 @@ def through(
 
 def apart(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, constant: Float[Tensor, "h e"] | None
-) -> tuple[Float[Tensor, "h n e"], Float[Tensor, "h n e"]]:
-    """sum_j alpha_ij v_j of every head in two parts: of the tokens, and of what every value has in common."""
+) -> tuple[Float[Tensor, "h n e"], Float[Tensor, "h m e"]]:
+    """sum_j alpha_ij v_j of every head in two parts: of the tokens, and of what every value has in common.
+
+    The second has one row where it is the same for all tokens: where weights sum to 1, or where it is nothing.
+    """
     whole = mechanism.attend(q, k, v)[0]
     if constant is None or not isinstance(mechanism.value, Identity):
-        return whole, torch.zeros_like(whole)
+        return whole, torch.zeros_like(whole[:, :1])
     if type(mechanism.normaliser) is Softmax:  # weights sum to 1
-        common = constant[:, None].expand_as(whole)
+        common = constant[:, None]
     else:
         common = mechanism.attend(q, k, constant[None, :, None].expand(1, q.shape[1], k.shape[2], -1))[0]
     return whole - common, common

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.carried import Carried
 from rheoscope.space.view import View
 
 
@@ -17,8 +19,8 @@ from rheoscope.space.view import View
 class Trace:
     """One text: `points` (P, N, d) after every step, `steps` their labels, `tokens`, `ids`, `text`, `logits` when asked.
 
-    Only points are kept. Scores, weights and displacements are recomputed from the View when asked, one head at a time,
-    so nothing of size L x H x N x N ever exists.
+    Only points are kept, and what heads carried once an analysis has asked for it (half as large again). Scores, weights
+    and displacements are recomputed from the View when asked, so nothing of size L x H x N x N ever exists.
 
     `where[l]` is the step that layer l reads, `middle[l]` the step after its attention. A step in `not_read` is no point
     that the model itself reads (the midpoint of a parallel block). `memory` (S, d) are the last points of the source that a
@@ -37,6 +39,7 @@ class Trace:
     not_read: frozenset[str] = frozenset()
     facts: dict[str, Any] = field(default_factory=dict)
     memory: Float[Tensor, "s d"] | None = None
+    _carried: dict[int, Carried] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -56,8 +59,12 @@ class Trace:
 
     def massive(self, times: float = 5.0) -> list[int]:
         """Tokens (sinks) longer than `times` the median length at any step; statistics of clouds leave them out and say so."""
-        lengths = self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
-        return (lengths > times * lengths.median(-1, keepdim=True).values).any(0).nonzero()[:, 0].tolist()
+        return (self.lengths > times * self.lengths.median(-1, keepdim=True).values).any(0).nonzero()[:, 0].tolist()
+
+    @cached_property
+    def lengths(self) -> Float[Tensor, "p n"]:
+        """‖x‖ of every token after every step, in float32 or better."""
+        return self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
 
     def kept(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, " n"]:
         """Which tokens statistics of clouds are about: those that are not massive, or all; fewer than `least` are refused."""
@@ -101,14 +108,19 @@ class Trace:
         return self.view.heads_of(layer).bias(self.read_by(layer))
 
     @torch.no_grad()
+    def carried(self, layer: int) -> Carried:
+        """What every head of a layer takes from the tokens, in factors; computed once, as several analyses need it."""
+        if layer not in self._carried:
+            self._carried[layer] = self.view.heads_of(layer).carried(self.read_by(layer))
+        return self._carried[layer]
+
     def parts(self, layer: int, rows: list[int] | None = None) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
         """What every head of a layer takes from the tokens, and all constants of its attention together.
 
         As `displacements` and `bias`, but the bias of values stands among the constants: it is the same for all tokens,
         and which head it belongs to is no property of the model.
         """
-        rows = list(range(len(self))) if rows is None else rows
-        return self.view.heads_of(layer).parts(self.read_by(layer), rows)
+        return _apart(self.carried(layer), rows)
 
     @torch.no_grad()
     def statistics(self, layer: int) -> dict[str, Tensor]:
@@ -140,8 +152,7 @@ class Trace:
         self, layer: int, rows: list[int] | None = None
     ) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
         """What every head of cross attention takes from the source, and all constants of cross attention together."""
-        rows = list(range(len(self))) if rows is None else rows
-        return self.view.crossing_of(layer).parts(*self.across(layer), rows)
+        return _apart(self.view.crossing_of(layer).carried(*self.across(layer)), rows)
 
     def across(self, layer: int) -> tuple[Float[Tensor, "n d"], Float[Tensor, "s d"]]:
         """The two clouds that the cross attention of a layer reads: the target's and the source's."""
@@ -208,3 +219,8 @@ class Trace:
                 f"this Trace was made by weights {made_by}, the View holds {given}; open the model that made it"
             )
         return trace
+
+
+def _apart(made: Carried, rows: list[int] | None) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
+    made = made if rows is None else made.at(rows)
+    return made.displacements(), made.rest

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from rheoscope.covers.ranks import ranked
+from rheoscope.space.ranks import ranked
 from tests.pretrained.cases import random
 
 

@@ -1,0 +1,38 @@
+"""All pairs of a cloud from one table of inner products: distances and cosines, however many dimensions E has."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Table = Float[Tensor, "*t n n"]
+
+
+def inner_products(x: Float[Tensor, "*t n d"]) -> Table:
+    """⟨x_i − x̄, x_j − x̄⟩ of all pairs, in the dtype of the cloud."""
+    x = x - x.mean(-2, keepdim=True)
+    return x @ x.mT
+
+
+def distances(inner: Table) -> Table:
+    """‖x_i − x_j‖; what is nothing but rounding is 0, so that equal points are at distance 0.
+
+    >>> distances(inner_products(torch.tensor([[0.0], [1.0], [3.0]]))).tolist()
+    [[0.0, 1.0, 3.0], [1.0, 0.0, 2.0], [3.0, 2.0, 0.0]]
+    """
+    length = inner.diagonal(dim1=-2, dim2=-1)
+    both = length[..., :, None] + length[..., None, :]
+    square = both - 2 * inner
+    return torch.where(square > 450 * torch.finfo(inner.dtype).eps * both, square, 0).sqrt()
+
+
+def cosines(inner: Table) -> Table:
+    """cos(x_i, x_j); a point at the origin is like another one there and like no other.
+
+    >>> cosines(torch.tensor([[4.0, 2.0], [2.0, 1.0]])).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    length = inner.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    still = length == 0
+    inverse = torch.where(still, 0, 1 / torch.where(still, 1, length))
+    table = (inner * inverse[..., :, None] * inverse[..., None, :]).clamp(-1, 1)
+    return torch.where(still[..., :, None] & still[..., None, :], 1, table) if bool(still.any()) else table
