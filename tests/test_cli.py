@@ -1,8 +1,10 @@
 """The command as a user types it: exit status, what is printed, what is written, what silly input gets."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -205,6 +207,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def here(words: list[str], models: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in this process: what is typed, with the directory of a model in the place of its name."""
+    from rheoscope.cli import main
+
+    typed = [str(models / word) if before == "-m" else word for before, word in zip(["", *words], words, strict=False)]
+    out, error, status = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        patch.setattr(sys, "argv", ["rheoscope", *typed])
+        patch.chdir(cwd)
+        try:
+            main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return subprocess.CompletedProcess(typed, status, out.getvalue(), error.getvalue())
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -261,8 +279,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Path, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("the keys to the cabinet " * 200)
-    words = [str(models / word) if before == "-m" else word for before, word in zip(["", *words], words, strict=False)]
-    done = rheoscope(*words, cwd=tmp_path)
+    done = here(words, models, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -284,8 +301,7 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
 def test_what_is_odd_has_a_defined_answer(words: list[str], says: str, models: Path, tmp_path: Path) -> None:
     """Equal tokens, one token, no unembedding, weights that jump, more tokens than exact transport takes."""
     (tmp_path / "long.txt").write_text("the keys to the cabinet are on the table " * 52)
-    words = [str(models / word) if before == "-m" else word for before, word in zip(["", *words], words, strict=False)]
-    done = rheoscope(*words, cwd=tmp_path)
+    done = here(words, models, tmp_path)
     assert done.returncode == 0, done.stderr
     assert says in " ".join(done.stdout.split())
     assert done.stderr == ""
