@@ -1,8 +1,10 @@
 """The command as a user types it: exit status, what is printed, what is written, what silly input gets."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,136 @@ def test_a_mistake_is_one_line(words: list[str], status: int, says: str, tmp_pat
     assert "Traceback" not in done.stderr
     if status == 1:
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+# What the flow and the covers cannot do, in models that are made for it
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories of small models: one that reads far, one whose weights jump, one broken, two without an unembedding."""
+    from transformers import GPT2Config, GPT2Model
+
+    from rheoscope.models.checkpoint import save
+    from rheoscope.models.config import Config
+    from rheoscope.models.transformer import Transformer
+    from rheoscope.models.vocabulary import characters
+    from tests.pretrained.cases import saved, tokenizer
+
+    root = tmp_path_factory.mktemp("models")
+    words = characters(["abcdefghijklmnopqrstuvwxyz "], [])
+    small = {"vocabulary": 40, "width": 16, "depth": 2, "heads": 2, "hidden": 24, "context": 4096}
+    torch.manual_seed(0)
+    for name, more in (("far", {}), ("hard", {"mechanism": "hard"}), ("both_ways", {"form": "encoder"})):
+        save(Transformer(Config(**small | more)), root / name, tokenizer=words)
+    broken = Transformer(Config(**small))
+    with torch.no_grad():
+        broken.stack.blocks[1].ffn.write.weight[0, 0] = float("nan")
+    save(broken, root / "broken", tokenizer=words)
+    tokenizer().save_pretrained(saved("bert_bare", root / "bert"))
+    GPT2Model(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=40)).save_pretrained(root / "gpt2")
+    tokenizer().save_pretrained(root / "gpt2")
+    return root
+
+
+def here(words: list[str], models: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in this process: what is typed, with the directory of a model in the place of its name."""
+    from rheoscope.cli import main
+
+    typed = [str(models / word) if before == "-m" else word for before, word in zip(["", *words], words, strict=False)]
+    out, error, status = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        patch.setattr(sys, "argv", ["rheoscope", *typed])
+        patch.chdir(cwd)
+        try:
+            main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return subprocess.CompletedProcess(typed, status, out.getvalue(), error.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["reverse", "The keys", "--target", " cabinet"],
+            "the target must be one token, ' cabinet' is 3; type another word",
+        ),
+        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0; type another word"),
+        (["reverse", "The keys", "--position", "99"], "there is no token 99; this text has tokens 0 to "),
+        (
+            ["reverse", "-m", "hard", "the keys to the"],
+            "the weights of layer 0 jump, so its scores have no gradient; type rs.surgery",
+        ),
+        (
+            ["reverse", "-m", "gpt2", "w5 w6 w7"],
+            "GPT2Model has no unembedding, so there are no logits; type model.trace(text)",
+        ),
+        (
+            ["reverse", "-m", "bert", "w5 w6 w7"],
+            "BertModel has no unembedding, so there are no logits; type model.trace(text)",
+        ),
+        (
+            ["surgery", "The keys", "--M", "symmetric", "--heads", "0.99"],
+            "there is no head 99 in layer 0; it has heads 0 to 3",
+        ),
+        (["surgery", "The keys", "--M", "symmetric", "--heads", "99"], "there is no layer 99"),
+        (
+            ["surgery", "The keys", "--M", "symmetric", "--heads", "one"],
+            "heads are typed as layer.head, got 'one'; type --heads 5.1",
+        ),
+        (
+            ["surgery", "-m", "both_ways", "the keys", "--M", "symmetric"],
+            "this model reads both ways, so it predicts no next token",
+        ),
+        (
+            ["surgery", "-m", "bert", "w5 w6 w7", "--M", "symmetric"],
+            "this model reads both ways, so it predicts no next token",
+        ),
+        (
+            ["surgery", "-m", "gpt2", "w5 w6 w7", "--M", "symmetric"],
+            "this model has no unembedding, so it has no loss; type rs.operated",
+        ),
+        (["surgery", "-m", "far", "t", "--M", "symmetric"], "a loss needs at least 2 tokens; type a longer text"),
+        (["covers", "The keys to the"], "agreement needs a query with at least 8 other keys that are not massive"),
+        (["covers", ""], "the text has no tokens; type at least one word"),
+        (["covers", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
+        (["flow", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
+        (["flow", ""], "the text has no tokens; type at least one word"),
+        (
+            ["flow", "-m", "far", "--file", "book.txt"],
+            "the text has 4800 tokens, the model reads at most 4096; type a shorter text",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Path, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("the keys to the cabinet " * 200)
+    done = here(words, models, tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["flow", "a a a a a a a a", "--no-html"], "likeliest next tokens"),
+        (["flow", "-m", "far", "t", "--no-html"], "is left out: this needs at least 3 tokens"),
+        (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "readout is left out: "),
+        (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
+        (["covers", "a a a a a a a a a a a a a a a a"], "heads read similarity"),
+        (["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"], "heads read similarity"),
+        (["flow", "-m", "far", "--file", "long.txt", "--no-html"], "likeliest next tokens"),
+    ],
+)
+def test_what_is_odd_has_a_defined_answer(words: list[str], says: str, models: Path, tmp_path: Path) -> None:
+    """Equal tokens, one token, no unembedding, weights that jump, more tokens than exact transport takes."""
+    (tmp_path / "long.txt").write_text("the keys to the cabinet are on the table " * 52)
+    done = here(words, models, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert says in " ".join(done.stdout.split())
+    assert done.stderr == ""
 
 
 def test_help_needs_no_torch() -> None:

@@ -16,6 +16,7 @@ agreement_over_texts                  the same on several texts: intervals, one 
 prefix_stability                      does a head score the same two tokens alike, whatever came before?
 composition, path_weights             which heads write what later heads read; weights along a path of heads
 distortion, torn                      what the projections of a head keep of the tokens' geometry, and which pairs they change
+boundary                              the same tokens after other first tokens: do they settle elsewhere?
 fixed_point                           would a layer settle? residuals, repeated application, its Jacobian
 head_types                            previous-token, induction, duplicate-token, sink, local, uniform
 kept                                  how much of the tokens' geometry survives
@@ -53,6 +54,7 @@ _HOME = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "attention_patching": "rheoscope.covers.patching",
+    "boundary": "rheoscope.covers.boundary",
     "clusters": "rheoscope.flow.clusters",
     "composition": "rheoscope.covers.composition",
     "decay": "rheoscope.covers.decay",

@@ -16,12 +16,13 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         from rheoscope import __version__
 
         print(f"rheoscope {__version__}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()

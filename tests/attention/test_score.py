@@ -130,3 +130,13 @@ def test_a_cap_is_never_left() -> None:
 def test_distances() -> None:
     q, k = tokens()
     assert gap(distances(q, k), (q[..., :, None, :] - k[..., None, :, :]).norm(dim=-1)) < 1e-14
+
+
+def test_distances_are_differentiated_twice_and_give_0_where_points_meet() -> None:
+    a, b = random(1, 1, 2, 4, D).requires_grad_(), random(2, 1, 2, 3, D).requires_grad_()
+    assert torch.autograd.gradcheck(distances, (a, b))
+    assert torch.autograd.gradgradcheck(distances, (a, b))
+    far = distances(a, a.detach())
+    assert not far.diagonal(0, -2, -1).any()
+    alone = torch.autograd.grad(far.diagonal(0, -2, -1).sum(), a)[0]
+    assert not alone.any()

@@ -42,21 +42,25 @@ def test_random_heads_compose_at_the_random_level() -> None:
         assert float(abs(found[field]).max()) < 0.06
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "position"), [(1, 2, "none"), (3, 0, "none"), (0, 0, "rotary"), (2, 3, "rotary")]
+)
 @torch.no_grad()
-def test_a_planted_induction_pair_tops_the_list() -> None:
-    """Head 1 of layer 0 writes what it reads into other axes; head 2 of layer 1 looks for that in its keys."""
-    model = bare(heads=4, depth=2, width=48)
+def test_a_planted_induction_pair_tops_the_list(one: int, other: int, position: str) -> None:
+    """A head of layer 0 writes what it reads into other axes; a head of layer 1 looks for that in its keys."""
+    model = bare(heads=4, depth=2, width=48, position=position)
     first, second = model.view.blocks
-    read, write = torch.linalg.qr(random(0, 48, 24))[0].split(12, -1)
-    first.W_V[1].copy_(read)
-    first.W_O[1].copy_(write.mT)
-    second.W_K[2].copy_(write)
-    second.W_Q[2].copy_(read)
+    read, write = torch.linalg.qr(random(one, 48, 24))[0].split(12, -1)
+    first.W_V[one].copy_(read)
+    first.W_O[one].copy_(write.mT)
+    second.W_K[other].copy_(write)
+    second.W_Q[other].copy_(read)
     found = rs.composition(model.view)
-    best = found.sel(kind="k").isel(place=0)
-    assert (found.head_from.values[best.top_from], found.head_to.values[best.top_to]) == ("L0.H1", "L1.H2")
+    best, pair = found.sel(kind="k").isel(place=0), (f"L0.H{one}", f"L1.H{other}")
+    assert (found.head_from.values[best.top_from], found.head_to.values[best.top_to]) == pair
     assert float(best.top_score) == pytest.approx(12**-0.5 - 48**-0.5)
-    assert float(found.q.sel(head_from="L0.H1", head_to="L1.H2")) < -0.05
+    assert float(best.top_score) > 2 * float(found.sel(kind="k").top_score[1])
+    assert float(found.q.sel(head_from=pair[0], head_to=pair[1])) < -0.05
 
 
 def test_kernels_compose_associatively_and_stay_kernels() -> None:
@@ -68,6 +72,27 @@ def test_kernels_compose_associatively_and_stay_kernels() -> None:
     assert gap(whole.sum(-1), torch.ones(len(trace))) <= 1e-5
     assert not whole.triu(1).any()
     assert gap(rs.path_weights(traced("bert", F64), [(1, 2)]), traced("bert", F64).weights(1, 2)) == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["gemma3", "mistral", "bert", "own_entmax", "own_sink"])
+def test_composed_kernels_of_any_path_are_associative(name: str, seed: int) -> None:
+    """Law: (A₃A₂)A₁ = A₃(A₂A₁); kernels that sum to 1 stay so, those that lose mass to a sink lose more; masks are kept."""
+    trace, draw = traced(name, F64), np.random.default_rng(seed)
+    layers = sorted(draw.choice(trace.view.layers, min(3, trace.view.layers), replace=False).tolist())
+    path = [(layer, int(draw.integers(trace.view.heads))) for layer in layers]
+    whole = rs.path_weights(trace, path)
+    for cut in range(1, len(path)):
+        assert gap(whole, rs.path_weights(trace, path[cut:]) @ rs.path_weights(trace, path[:cut])) <= 1e-12
+    slow = torch.eye(len(trace), dtype=F64)
+    for layer, head in path:
+        slow = trace.weights(layer, head) @ slow
+    assert gap(whole, slow) <= 1e-12
+    total = whole.sum(-1)
+    assert bool((total <= 1 + 1e-6).all())
+    if name != "own_sink":
+        assert gap(total, torch.ones_like(total)) <= 1e-6
+    assert float(whole.min()) >= 0
 
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:

@@ -1,4 +1,4 @@
-"""Distortion: an isometric cover keeps everything, images equal dense ones, angles equal scipy's, torn pairs are found."""
+"""Distortion: an isometric cover keeps everything, images equal dense ones, angles equal scipy's."""
 
 from typing import Any
 
@@ -118,40 +118,6 @@ def test_raw_images_move_with_the_coordinates_and_meet_the_invariant_ones_at_an_
     assert float(abs(moved.rsa_raw - plain.rsa_raw).sel(raw_image=["q", "k"]).min()) > 1e-2
 
 
-def test_torn_and_glued_pairs_are_the_planted_ones() -> None:
-    """Tokens 0 and 1 differ in the one direction that is stretched, 2 and 3 in the one that is forgotten."""
-    x = random(0, 12, 8)
-    x[:, 6:] = 0
-    x[1] = x[0]
-    x[0, 6], x[1, 6] = 0.3, -0.3
-    x[2:4, 7] = torch.tensor([4.0, -4.0])
-    x[2, :6] = x[3, :6]
-    x = x / x.norm(dim=-1, keepdim=True)
-    scale = torch.diag(torch.tensor([0.1] * 6 + [30.0, 0.0], dtype=F64))
-    model = planted(scale, torch.eye(8, dtype=F64))
-    found = rs.torn(model.view, on(model, x), 0, 0, top=1, keep_massive=True)
-    pairs = {
-        kind: (found["first"].sel(kind=kind).item(), found["second"].sel(kind=kind).item())
-        for kind in ("torn", "glued")
-    }
-    assert pairs["torn"] == (0, 1)
-    assert pairs["glued"][0] in (2, 3)
-    assert found.first_token.sel(kind="torn").item() == on(model, x).tokens[0]
-    assert found.after.sel(kind="torn").item() > 0.9
-    every = rs.torn(model.view, on(model, random(3, 12, 8)), 0, 0, top=66)
-    assert np.allclose(np.sort(every.before.sel(kind="torn")), np.linspace(0, 1, 66))
-
-
-def test_equal_tokens_are_no_pair() -> None:
-    model = bare(width=8)
-    x = random(3, 12, 8)
-    x[7] = x[2]
-    found = rs.torn(model.view, on(model, x), 0, 0, top=65)
-    assert (2, 7) not in zip(found["first"].values[0], found["second"].values[0], strict=True)
-    with pytest.raises(rs.RheoscopeError, match="the 65 pairs"):
-        rs.torn(model.view, on(model, x), 0, 0, top=66)
-
-
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     trace = model.trace(text())
@@ -161,9 +127,3 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
         rs.distortion(model.view, trace, draws=0)
     with pytest.raises(rs.RheoscopeError, match="has no M"):
         rs.distortion(double("own_cosine").view, traced("own_cosine", F64))
-    with pytest.raises(rs.RheoscopeError, match="unknown image 'value'; type one of query, key, content"):
-        rs.torn(model.view, trace, 0, 0, image="value")
-    with pytest.raises(rs.RheoscopeError, match="between 1 and the"):
-        rs.torn(model.view, trace, 0, 0, top=0)
-    with pytest.raises(rs.RheoscopeError, match="no head 9 in layer 0"):
-        rs.torn(model.view, trace, 0, 9)

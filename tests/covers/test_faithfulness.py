@@ -13,7 +13,6 @@ from rheoscope.covers.pieces import kept_tokens
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
 from tests.cases import double, model, text, traced
-from tests.laws.every_analysis import MOVES, moved, same
 
 F64 = torch.float64
 SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "opt_post", "bert", "own", "own_sink"]
@@ -145,24 +144,6 @@ def test_a_planted_copying_head_comes_first() -> None:
     found = rs.faithfulness(of, [ids], [30], kept=(0.125,))
     for ranking in ("reversed", "forward"):
         assert int(found.importance.sel(ranking=ranking)[0].values.argmax()) == 6
-
-
-@pytest.mark.parametrize(
-    ("move", "name"),
-    [
-        pytest.param(m, name, id=f"{what}-{name}")
-        for what, m, names in MOVES
-        for name in names
-        if name in {"gpt2", "qwen3"}
-    ],
-)
-def test_no_gauge_moves_any_number(move, name: str) -> None:
-    prompts, targets = [text(seed) for seed in range(5)], [5, 6, 7, 8, 9]
-    found, wanted = (
-        rs.faithfulness(of, prompts, targets, kept=(0.0, 0.5), draws=1).drop_sel(ranking="random", rival="random")
-        for of in (moved(name, move), double(name))
-    )
-    same(found, wanted)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.fixed_point import block, jacobian, norm, radius, settling
-from tests.cases import double, gap, traced
+from rheoscope.covers.fixed_point import block, jacobian, norm, orbit, radius, settling
+from tests.cases import EVERY, POST_NORM, double, gap, traced
 from tests.covers.cases import bare
 from tests.pretrained.cases import random
 
@@ -36,7 +36,7 @@ def small(name: str) -> tuple[Any, Any]:
     return model, model.trace([3, 9, 4, 7])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "own_metric", "own_encoder_buckets"])
 def test_norm_radius_and_boundary_equal_the_dense_jacobians(name: str) -> None:
     model, trace = small(name)
     found = rs.fixed_point(model, trace, layers=[1], iterations=128, keep_massive=True)
@@ -49,6 +49,17 @@ def test_norm_radius_and_boundary_equal_the_dense_jacobians(name: str) -> None:
     share = 1 - last[:, -1].square().sum() / last.square().sum()
     assert found.boundary.item() == pytest.approx(float(share), abs=0.15)
     assert found.jacobian_radius.item() <= found.jacobian_norm.item()
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in POST_NORM])
+def test_products_with_J_and_with_its_transpose_are_of_one_matrix(name: str) -> None:
+    """⟨w, J v⟩ = ⟨Jᵀ w, v⟩ for every mechanism: J v goes through the backward pass of the backward pass, which may be wrong alone."""
+    model, trace = small(name)
+    forward, back = jacobian(block(model.view, trace, 1), trace.read_by(1))
+    for seed in range(4):
+        v, w = random(seed, 4, 32), random(seed + 9, 4, 32)
+        there = forward(v)
+        assert abs(float((w * there).sum() - (back(w) * v).sum())) <= 1e-6 * float(there.norm() * w.norm())
 
 
 def test_a_causal_jacobian_is_block_triangular() -> None:
@@ -73,9 +84,10 @@ def test_a_linear_map_has_the_known_numbers() -> None:
     assert float(radius(forward, start, 18)) == pytest.approx(float(torch.linalg.eigvals(A).abs().amax()))
     turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=F64)
     assert torch.allclose(
-        settling(lambda x: 5 * x @ turn, random(3, 4, 2), torch.arange(4), 3), torch.full((3,), np.pi / 2, dtype=F64)
+        settling(orbit(lambda x: 5 * x @ turn, random(3, 4, 2), 3), torch.arange(4)),
+        torch.full((3,), np.pi / 2, dtype=F64),
     )
-    still = settling(lambda x: 7 * x, random(3, 4, 2), torch.arange(4), 2)
+    still = settling(orbit(lambda x: 7 * x, random(3, 4, 2), 2), torch.arange(4))
     assert float(still.max()) <= 1e-15
 
 

@@ -116,5 +116,16 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("gpt2")
     with pytest.raises(rs.RheoscopeError, match=r"got 0.0 and 5; type threshold=0.4"):
         rs.head_types(model, threshold=0.0)
-    with pytest.raises(rs.RheoscopeError, match=r"2 to 40 different tokens .* got 64; type tokens"):
-        rs.head_types(model)
+    with pytest.raises(rs.RheoscopeError, match=r"2 to 40 different tokens .* got 64; type tokens=40"):
+        rs.head_types(model, tokens=64)
+
+
+def test_a_probe_is_as_long_as_the_model_allows() -> None:
+    """64 different tokens, or all of a small vocabulary, or half of a small context."""
+    for config, tokens in (
+        ({"vocabulary": 40, "context": 512}, 40),
+        ({"vocabulary": 300, "context": 50}, 25),
+        ({}, 64),
+    ):
+        found = rs.head_types(bare(**config))
+        assert found.attrs["probe"] == f"{tokens} random tokens, twice"

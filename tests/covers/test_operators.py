@@ -12,9 +12,10 @@ from torch import Tensor
 
 import rheoscope as rs
 from rheoscope.covers.operators import DEFINITIONS, OFFSETS, directionality, positive_share, positivity
+from rheoscope.pretrained.describing import described
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
-from tests.pretrained.cases import EVERY, GPT2, changed, double, model, network, random, randomised
+from tests.pretrained.cases import EVERY, GPT2, changed, double, gap, model, network, random, randomised
 
 F64 = torch.float64
 every = pytest.mark.parametrize("name", EVERY)
@@ -180,6 +181,24 @@ def test_tied_queries_and_keys_are_symmetric_and_positive() -> None:
     assert float(found.positive_share[0, 0]) == pytest.approx(1)
     assert float(found.directionality[0, 0]) == pytest.approx(0, abs=1e-9)
     assert found.symmetry_at[0, 0].values == pytest.approx(np.ones(len(OFFSETS)))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_yarn", "llama_three", "mistral", "qwen2", "neox", "phi3_partial"])
+@torch.no_grad()
+def test_tied_queries_and_keys_are_symmetric_at_every_offset_under_RoPE(name: str) -> None:
+    """Law 4: M(δ) is then the transpose of M(−δ), though M(δ) itself is symmetric at 0 alone."""
+
+    def tie(network: Any) -> None:
+        for block in described(network, None, name).view.blocks:
+            block.W_Q.copy_(block.W_K.repeat_interleave(block.count // len(block.W_K), 0))
+
+    tied = changed(name, tie)
+    found = rs.operators(tied.view)
+    assert found.symmetry_at.values == pytest.approx(np.ones(found.symmetry_at.shape), abs=1e-6)
+    assert found.symmetry.values == pytest.approx(1)
+    assert float(abs(rs.operators(double(name).view).symmetry_at).max()) < 0.9
+    M = tied.view.head(0, 1).M(5).dense()
+    assert gap(M, M.mT) > 1e-3 * float(M.abs().max())
 
 
 def test_skew_queries_and_keys() -> None:

@@ -30,10 +30,17 @@ def test_the_derivative_at_0_is_the_sum_of_the_slopes(name: str) -> None:
 def test_small_steps_against_the_gradient_lower_the_loss(name: str) -> None:
     of, trace = double(name), traced(name, F64)
     for target in (3, 9, 20):
-        found = rs.attention_patching(of, trace, target, (-1e-2, 0.0))
+        found = rs.attention_patching(of, trace, target, (0.0,))
+        slope = float(found.slope.sum())
         assert bool((found.slope >= -1e-12).all())
-        if float(found.slope.sum()) > 1e-3:
-            assert float(found.loss[0]) < float(found.loss[1])
+        assert slope > 0
+        falls = []
+        for lost in (1e-3, 5e-4):  # nats, to first order
+            found = rs.attention_patching(of, trace, target, (-lost / slope, 0.0))
+            fallen = float(found.loss[1] - found.loss[0])
+            assert fallen == pytest.approx(lost, rel=0.1)
+            falls.append(abs(fallen / lost - 1))
+        assert falls[1] <= 0.6 * falls[0] + 2e-3  # what the first order leaves out is of the second
 
 
 def test_the_patch_by_hand_and_only_in_the_chosen_head() -> None:

@@ -84,6 +84,14 @@ def test_a_planted_copying_head_tops_the_ranking(head: int) -> None:
     assert float(R[-1, 1]) < 0  # a higher score of the target's token lowers the loss
 
 
+def test_weights_that_jump_have_no_gradient() -> None:
+    model = rs.load(build(Config(vocabulary=40, width=16, depth=2, heads=2, mechanism="hard")))
+    trace = model.trace([5, 30, 6, 7])
+    for asked in (rs.reversed_attention, rs.attention_patching, lambda *given: rs.reversed_map(*given[:2], 0, 1)):
+        with pytest.raises(rs.RheoscopeError, match="the weights of layer 0 jump, so its scores have no gradient"):
+            asked(model, trace, 7)
+
+
 def test_targets_that_are_not_one_token_and_heads_that_are_not_there() -> None:
     model = rs.load()
     trace = model.trace("The keys to the cabinet are")

@@ -75,7 +75,7 @@ def test_massive_tokens_are_dropped_and_listed() -> None:
 
 
 def test_one_token_is_refused_in_one_line() -> None:
-    with pytest.raises(rs.RheoscopeError, match="at least 2 tokens, got 1; type a longer text"):
+    with pytest.raises(rs.RheoscopeError, match="at least 2 tokens that are not massive, got 1; type a longer text"):
         rs.scores(double("gpt2").trace([1]))
 
 

@@ -9,7 +9,8 @@ import torch
 import rheoscope as rs
 from rheoscope.covers.scores import permitted
 from rheoscope.space.components import components
-from tests.cases import ours, random, theirs, traced
+from tests.cases import double, ours, random, text, theirs, traced
+from tests.laws.every_analysis import move_key_bias, moved
 
 F64 = torch.float64
 DOT = [*theirs.EVERY, *ours.DOT]
@@ -59,6 +60,21 @@ def test_a_planted_component_makes_the_score() -> None:
     pushed = rs.why(model.view, replace(trace, points=points), 3, 0, query=8, key=4)
     strongest = abs(pushed.contribution).sum("to")
     assert strongest["from"].values[int(np.argmax(strongest.values))] == "L2.mlp"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "own_biased", "opt"])
+def test_a_shift_of_the_keys_bias_moves_one_column_alike_for_all_keys(name: str) -> None:
+    """What softmax cannot see: every other move of the battery leaves a score's contributions alone, and this one a pattern's."""
+    gaps = []
+    for key in (1, 4):
+        one, other = (
+            rs.why(model.view, model.trace(text()), 1, 2, query=6, key=key)
+            for model in (double(name), moved(name, move_key_bias))
+        )
+        gaps.append(other.contribution.values - one.contribution.values)
+    assert np.abs(gaps[0][:, :-1]).max() <= 1e-6
+    assert np.abs(gaps[0][:, -1]).max() > 1e-3
+    np.testing.assert_allclose(gaps[0], gaps[1], atol=1e-6)
 
 
 def test_what_cannot_be_asked_is_told_in_one_line() -> None:

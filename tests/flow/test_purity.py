@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.flow.purity import pure, stem
+from rheoscope.flow.purity import pure
 from tests.flow.test_clusters import planted
 from tests.pretrained.cases import random
 
@@ -49,10 +49,7 @@ def test_purity_equals_a_count(seed: int) -> None:
     assert float(pure(label, label[None])[0]) == 1
 
 
-def test_stems_and_bad_names() -> None:
-    assert stem(" Tables") == stem("table")
-    assert stem("walking") == stem("Walked") == "walk"
-    assert stem("is") == "is"
+def test_names_of_another_text_are_refused() -> None:
     trace, found = gathered()
     with pytest.raises(rs.RheoscopeError, match=r"'class' names 2 tokens, the text has 30; type one name per token"):
         rs.purity(trace, found, {"class": ["noun", "verb"]})

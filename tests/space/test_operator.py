@@ -241,3 +241,15 @@ def test_gradients_flow() -> None:
     (A.norm() + A.tr() + A.symmetry()).backward()
     assert left.grad is not None
     assert bool(left.grad.isfinite().all())
+
+
+def test_eigenvalues_of_many_equal_rows_converge() -> None:
+    """Few different rows, each many times over, as a text that repeats itself gives them: float32 alone does not converge."""
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(3):
+        rows = torch.randn(2, 4, 12, 64, generator=generator).repeat(1, 1, 40, 1)
+        A = Factored(rows[0] * 10.0**seed, rows[1].mT)
+        values = A.symmetric_eigenvalues()
+        assert values.dtype is torch.float32
+        assert bool(values.isfinite().all())
+        assert float((values.sum(-1) - A.tr()).abs().max()) <= 1e-3 * float(values.abs().max())

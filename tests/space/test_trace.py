@@ -1,6 +1,7 @@
 """A Trace: its points by label, saved and opened again, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,15 @@ def test_tokens_of_a_model_without_tokenizer_are_its_numbers() -> None:
     assert trace.tokens == ["5", "6", "7"]
     assert trace.text == ""
     assert trace.ids.tolist() == [5, 6, 7]
+
+
+def test_kept_tokens_are_those_that_are_not_massive() -> None:
+    trace = traced("gpt2")
+    points = trace.points.clone()
+    points[1, [2, 5]] *= 100
+    planted = replace(trace, points=points)
+    assert (~planted.kept()).nonzero()[:, 0].tolist() == planted.massive() == [2, 5]
+    assert bool(planted.kept(keep_massive=True).all())
+    assert int(planted.kept(least=LENGTH - 2).sum()) == LENGTH - 2
+    with pytest.raises(RheoscopeError, match=rf"at least {LENGTH - 1} tokens that are not massive, got {LENGTH - 2}; "):
+        planted.kept(least=LENGTH - 1)

@@ -16,7 +16,7 @@ metric run on a fused dot-product kernel, exactly.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -286,7 +286,22 @@ class Added:
 
 def distances(a: Float[Tensor, "b h m r"], b: Float[Tensor, "b h n r"]) -> Scores:
     """|a_i - b_j| from the differences themselves: no cancellation, exactly 0 for equal rows, gradient 0 there."""
-    return torch.cdist(a.contiguous(), b.contiguous(), compute_mode="donot_use_mm_for_euclid_dist")
+    return _Distances.apply(a, b)
+
+
+class _Distances(torch.autograd.Function):
+    """cdist with a backward pass that can be differentiated again, as Jacobians of layers need it; its own cannot."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        far = torch.cdist(a.contiguous(), b.contiguous(), compute_mode="donot_use_mm_for_euclid_dist")
+        ctx.save_for_backward(a, b, far)
+        return far
+
+    @staticmethod
+    def backward(ctx: Any, pulled: Tensor) -> tuple[Tensor, Tensor]:
+        a, b, far = ctx.saved_tensors
+        return _pull_difference(a, b, torch.where(far > 0, pulled / torch.where(far > 0, far, 1), 0))
 
 
 def _pull_difference(a: Tensor, b: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,11 +38,7 @@ def layers(view: View, trace: Trace, keep_massive: bool = False, least: int = 1)
             f"the View has {view.layers} layers of width {view.width}, the model of this Trace {trace.view.layers} of "
             f"{trace.view.width}; type the view of the model that made the Trace"
         )
-    kept = tokens(trace, keep_massive)
-    if len(kept) < least:
-        raise RheoscopeError(
-            f"this needs at least {least} tokens that are not massive, got {len(kept)}; type a longer text"
-        )
+    kept = tokens(trace, keep_massive, least)
     if not bool(torch.stack(trace.points.aminmax()).isfinite().all()):
         raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
     for layer, heads in enumerate(view.blocks):
@@ -50,11 +46,9 @@ def layers(view: View, trace: Trace, keep_massive: bool = False, least: int = 1)
         yield Read(layer, heads, x, hat(heads, x)[kept], kept)
 
 
-def tokens(trace: Trace, keep_massive: bool) -> Int[Tensor, " n"]:
+def tokens(trace: Trace, keep_massive: bool, least: int = 1) -> Int[Tensor, " n"]:
     """Places of the tokens that count."""
-    there = torch.ones(len(trace), dtype=torch.bool)
-    there[[] if keep_massive else trace.massive()] = False
-    return there.nonzero()[:, 0].to(trace.points.device)
+    return trace.kept(keep_massive, least).nonzero()[:, 0]
 
 
 def hat(heads: Heads, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

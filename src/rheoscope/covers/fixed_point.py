@@ -27,7 +27,8 @@ DEFINITIONS = {
     "settling": "mean angle, in radians, by which the directions x/‖x‖ still turn when the layer is applied once more",
     "jacobian_norm": "largest singular value of ∂T/∂X (all tokens together), by power iteration: the most a small change can grow",
     "jacobian_radius": "largest |eigenvalue| of ∂T/∂X, by Arnoldi: below 1 the layer, applied for ever, would settle",
-    "boundary": "share of the squared Jacobian of the last token's new place that lies in other tokens: its dependence on the prompt",
+    "boundary": "share of the squared Jacobian of the last token's new place that lies in other tokens: its dependence on the prompt "
+    "(by probes drawn in the basis of E, which move it within their error)",
 }
 
 
@@ -57,7 +58,7 @@ def fixed_point(
     **Laws** T of the View is the model's own (checked on every call); radius ≤ norm; equal to the dense Jacobian's on small
     sizes; a causal Jacobian is block triangular, its radius the largest over its diagonal blocks.
 
-    **Siblings** `trajectory` has the same displacements token by token.
+    **Siblings** `trajectory` has the same displacements token by token; `boundary` compares the same tokens after other ones.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
@@ -66,12 +67,7 @@ def fixed_point(
     True
     """
     view, generator = model.view, torch.Generator().manual_seed(seed)
-    chosen = list(range(view.layers)) if layers is None else list(layers)
-    if not chosen or times < 1 or iterations < 1:
-        raise RheoscopeError(
-            f"one layer, one time and one iteration or more, got layers={chosen}, times={times}, "
-            f"iterations={iterations}; type layers=[0], times=8, iterations=20"
-        )
+    chosen = chosen_layers(view, layers, times, iterations)
     kept, rows = tokens(trace, keep_massive), []
     for layer in chosen:
         T, x = block(view, trace, layer), trace.read_by(layer)
@@ -85,6 +81,17 @@ def fixed_point(
     coords = {"layer": chosen, "token": kept.tolist(), "word": ("token", words), "time": range(1, times + 1)}
     told = {"iterations": iterations, "seed": seed, "space": "raw"}
     return dataset(values, DEFINITIONS, coords, provenance(trace, "fixed_point", keep_massive) | told)
+
+
+def chosen_layers(view: View, layers: Sequence[int] | None, times: int, iterations: int) -> list[int]:
+    """Some layers, or all; no layer, time or iteration is nothing to look at."""
+    chosen = list(range(view.layers)) if layers is None else list(layers)
+    if not chosen or times < 1 or iterations < 1:
+        raise RheoscopeError(
+            f"one layer, one time and one iteration or more, got layers={chosen}, times={times}, "
+            f"iterations={iterations}; type layers=[0], times=8, iterations=20"
+        )
+    return chosen
 
 
 def block(view: View, trace: Trace, layer: int) -> Map:
@@ -122,24 +129,31 @@ def of_map(
     return {
         "residual": moved.norm() / size.norm(),
         "residual_token": moved.norm(dim=-1) / torch.where(there > 0, there, 1),
-        "settling": settling(T, x, kept, times),
+        "settling": settling(orbit(T, x, times), kept),
         "jacobian_norm": norm(forward, back, start, iterations),
         "jacobian_radius": radius(forward, start, iterations),
         "boundary": boundary(back, x, generator),
     }
 
 
-def settling(T: Map, x: Cloud, kept: Tensor, times: int) -> Float[Tensor, " time"]:
-    """How far directions turn at every further application, in the mean."""
-    turns, before = [], _directions(x)
+def orbit(T: Map, x: Cloud, times: int) -> Float[Tensor, "times1 n d"]:
+    """Directions x/‖x‖ of a cloud, then after every application of T; NaN once a point is no longer finite."""
+    found = [_directions(x)]
     for _ in range(times):
         x = T(x)
         x = x if bool(x.isfinite().all()) else torch.full_like(x, float("nan"))
-        after = _directions(x)
-        apart, along = (after - before).norm(dim=-1), (after + before).norm(dim=-1)
-        turns.append((2 * torch.atan2(apart, along))[kept].mean())  # exact near 0 too
-        before = after
-    return torch.stack(turns)
+        found.append(_directions(x))
+    return torch.stack(found)
+
+
+def settling(orbit: Float[Tensor, "times1 n d"], kept: Tensor) -> Float[Tensor, " time"]:
+    """How far directions turn at every further application, in the mean."""
+    return angles(orbit[1:], orbit[:-1])[:, kept].mean(-1)
+
+
+def angles(a: Float[Tensor, "*t n d"], b: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t n"]:
+    """Angles between unit vectors, exact near 0 too."""
+    return 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
 
 
 def _directions(x: Cloud) -> Cloud:

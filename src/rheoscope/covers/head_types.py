@@ -40,15 +40,15 @@ def head_types(
     trace: Trace | None = None,
     threshold: float = 0.4,
     window: int = 5,
-    tokens: int = 64,
+    tokens: int | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """The usual names of heads, with the scores behind them.
 
     **Answers** "is this an induction head, a previous-token head, a sink?" Without a Trace the model reads `tokens` random
-    tokens twice over, the usual probe: nothing but the repetition can be known of it. With a Trace, its own repetitions
-    count.
+    tokens (64, or as many as it can) twice over, the usual probe: nothing but the repetition can be known of it. With a Trace, its
+    own repetitions count.
 
     **Formula** each score's is in its `attrs["definition"]`. Rows that may see fewer than 2 · `window` keys have no say in
     `local` and `uniform`. A type is given where its score is at least `threshold` (`uniform`: 0.9) and twice that of equal
@@ -70,8 +70,12 @@ def head_types(
             f"a threshold lies in (0, 1] and a window holds 1 token or more, got {threshold} and {window}; "
             "type threshold=0.4, window=5"
         )
-    probe = "the text" if trace is not None else f"{tokens} random tokens, twice"
-    trace = trace if trace is not None else model.trace(repeated(len(model.view.embed), tokens, seed))
+    if trace is None:
+        vocabulary, context = len(model.view.embed), model.view.facts.get("context") or 128
+        tokens = min(64, vocabulary, context // 2) if tokens is None else tokens
+        trace, probe = model.trace(repeated(vocabulary, tokens, seed)), f"{tokens} random tokens, twice"
+    else:
+        probe = "the text"
     rows = []
     for layer in range(model.view.layers):
         rows.append(of_layer(model.view.blocks[layer], trace, layer, window))

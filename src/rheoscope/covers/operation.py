@@ -250,7 +250,8 @@ def reach(q: Float[Tensor, "*b h n r"], k: Float[Tensor, "*b h n r"]) -> Float[T
 
 
 def _ratio(wanted: Float[Tensor, "b c"], there: Float[Tensor, "b c"]) -> Float[Tensor, "b c 1 1"]:
-    return (wanted / there.clamp(min=1e-30))[..., None, None]
+    """By how much a change grows to be as large as another; one that is nothing on this cloud stays nothing."""
+    return torch.where(there > 0, wanted / torch.where(there > 0, there, 1), 1)[..., None, None]
 
 
 def _written(one: Operation, mixed: Float[Tensor, "b c n r"], out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b n d"]:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, Relevance
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
@@ -59,8 +60,6 @@ def operators(view: View, raw: bool = False, progress: Callable[[int, int], None
     >>> rs.operators(model.view).symmetry.dims
     ('layer', 'head')
     """
-    import xarray as xr
-
     through = None if view.unembed is None else vocabulary_gram(view, raw)
     rows = []
     for row in side_by_side(lambda heads: of_layer(heads, through, raw), view.blocks, view.embed.device):
@@ -70,14 +69,9 @@ def operators(view: View, raw: bool = False, progress: Callable[[int, int], None
     stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     dims = {1: ("layer",), 2: ("layer", "head")}
     third = {"symmetry_at": "offset", "singular_values_M": "rank", "singular_values_F": "rank_F"}
-    data = {
-        name: xr.Variable(
-            dims.get(x.ndim, ("layer", "head", third.get(name, ""))), x.cpu().numpy(), {"definition": DEFINITIONS[name]}
-        )
-        for name, x in stacked.items()
-    }
+    values = {name: (dims.get(x.ndim, ("layer", "head", third.get(name, ""))), x) for name, x in stacked.items()}
     coords = {"layer": range(view.layers), "head": range(view.heads), "offset": list(OFFSETS)}
-    return xr.Dataset(data, coords, attributes(view, raw))
+    return dataset(values, DEFINITIONS, coords, attributes(view, raw))
 
 
 def side_by_side(

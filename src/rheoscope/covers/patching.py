@@ -10,6 +10,7 @@ from torch import Tensor
 from rheoscope.attention.mechanism import Mechanism, for_every_head
 from rheoscope.covers.operation import Chosen, chosen_heads
 from rheoscope.covers.reversed_attention import at_outputs, backward, of_one
+from rheoscope.space.dataset import dataset
 from rheoscope.space.model import LayerEdit, Model
 from rheoscope.space.trace import Trace
 
@@ -55,8 +56,6 @@ def attention_patching(
     >>> bool(found.loss[0] < found.loss[1])
     True
     """
-    import xarray as xr
-
     chosen = chosen_heads(trace.view, heads)
     loss, pulled, wanted, at = backward(model, trace, target, position)
     slope = torch.zeros(trace.view.layers, trace.view.heads, dtype=torch.promote_types(loss.dtype, torch.float32))
@@ -67,12 +66,11 @@ def attention_patching(
     values = {
         "loss": (("eta",), found),
         "predicted": (("eta",), predicted),
-        "slope": (("layer", "head"), slope.numpy()),
+        "slope": (("layer", "head"), slope),
     }
-    data = {name: xr.Variable(dims, x, {"definition": DEFINITIONS[name]}) for name, (dims, x) in values.items()}
     coords = {"eta": list(map(float, etas)), "layer": range(trace.view.layers), "head": range(trace.view.heads)}
     attributes = {"analysis": "patching", "target": wanted, "position": at}
-    return xr.Dataset(data, coords, attributes | trace.provenance)
+    return dataset(values, DEFINITIONS, coords, attributes | trace.provenance)
 
 
 @torch.no_grad()

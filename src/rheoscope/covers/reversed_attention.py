@@ -99,6 +99,11 @@ def backward(
     Where the stream is a sum its points are all that is needed; else the model itself runs with gradients.
     """
     at = checked([position], len(trace))[0]
+    jumping = [layer for layer, heads in enumerate(trace.view.blocks) if not heads.mechanism.domain.differentiable]
+    if jumping:
+        raise RheoscopeError(
+            f"the weights of layer {jumping[0]} jump, so its scores have no gradient; type rs.surgery(…) for what a change costs"
+        )
     wanted: list[int] = [] if target is None else [target_id(model, target)]
 
     def loss(law: Float[Tensor, " vocabulary"]) -> Tensor:
@@ -132,7 +137,7 @@ def target_id(model: Model, target: str | int) -> int:
         if not 0 <= target < size:
             raise RheoscopeError(f"token ids lie in 0 to {size - 1}, got {target}; type an id of this model")
         return target
-    ids = spelled(model, target)
+    ids = spelled(model, target) if target else []
     if len(ids) != 1:
         raise RheoscopeError(
             f"the target must be one token, {target!r} is {len(ids)}; type another word (most begin with a space), or a token id"

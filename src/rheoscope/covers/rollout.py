@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "rollout": "share of each token in the query's row of the product over layers of ½(mean weights of the heads) + ½ identity",
-    "jacobian": "share of each token in ‖∂x_query/∂x_j‖, from the embeddings to the last points: what really flows, to first order",
-    "correlation": "Spearman correlation of rollout and jacobian over the tokens that the query can see, itself left out",
-    "correlation_null": "the same for the rollout of equal weights on all permitted keys: what the mask alone explains",
+    "jacobian": "share of each token in ‖∂x_query/∂x_j‖, from the embeddings to the last points: what really flows, to first order "
+    "(by probes drawn in the basis of E, which move it within their error)",
+    "correlation": "Spearman correlation of rollout and jacobian, basis-dependent as it is, over the tokens that the query can see, itself "
+    "left out",
+    "correlation_null": "the same (basis-dependent) for a rollout of equal weights on all permitted keys: what the mask alone explains",
 }
 
 

@@ -8,8 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rheoscope.attention.mechanism import for_every_head, positions
+from rheoscope.covers.cloud import provenance
 from rheoscope.covers.operators import positive_share
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, Norm
 from rheoscope.space.operator import Factored
 from rheoscope.space.trace import Trace
@@ -56,39 +58,20 @@ def scores(
     >>> rs.scores(model.trace([1, 2, 3, 4])).centred.dims
     ('layer', 'head')
     """
-    import xarray as xr
-
     if not all(heads.plain for heads in trace.view.blocks):
         raise RheoscopeError(
             "the scores of this model are no scaled dot products, so they have no such parts; "
             "type trace.scores(layer, head) for the scores themselves"
         )
-    massive = trace.massive()
-    kept = torch.ones(len(trace), dtype=torch.bool, device=trace.points.device)
-    kept[[] if keep_massive else massive] = False
-    if int(kept.sum()) < 2:
-        raise RheoscopeError(
-            f"scores are compared along rows of at least 2 tokens, got {int(kept.sum())}; type a longer text"
-        )
-    rows = []
+    kept, rows = trace.kept(keep_massive, least=2), []
     for layer, heads in enumerate(trace.view.blocks):
         rows.append(of_layer(heads, trace.read_by(layer), kept))
         if progress is not None:
             progress(layer + 1, trace.view.layers)
-    data = {
-        name: xr.Variable(
-            ("layer", "head"), torch.stack([row[name] for row in rows]).cpu().numpy(), {"definition": said}
-        )
-        for name, said in DEFINITIONS.items()
-    }
-    attributes = {
-        "analysis": "scores",
-        "space": "x̂",
-        "massive": massive,
-        "formula": "Σ cov(part, score) / Σ var(score) along rows",
-    }
+    values = {name: (("layer", "head"), torch.stack([row[name] for row in rows])) for name in DEFINITIONS}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    return xr.Dataset(data, coords, attributes | trace.provenance)
+    told = provenance(trace, "scores", keep_massive, formula="Σ cov(part, score) / Σ var(score) along rows")
+    return dataset(values, DEFINITIONS, coords, told)
 
 
 def of_layer(heads: Heads, x: Float[Tensor, "n d"], kept: Bool[Tensor, " n"]) -> dict[str, Float[Tensor, " h"]]:

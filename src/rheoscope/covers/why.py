@@ -1,6 +1,6 @@
 """Why does a head look there? One score, or a head's whole pattern, as a sum over pairs of what wrote the two tokens."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -10,6 +10,7 @@ from rheoscope.attention.mechanism import positions
 from rheoscope.covers.scores import permitted, side
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import checked, components
+from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     import xarray
 
 DEFINITIONS = {
-    "contribution": "what a component of the query's token and one of the key's token add to the score together",
+    "contribution": "what a component of the query's token and one of the key's token add to the score together; the key's `bias` is the "
+    "same for all keys where positions do not turn: softmax does not see it, a shift of the keys' bias moves it; a pattern is free of it",
     "position_bias": "what the position adds to the score by itself (ALiBi, T5), beside what it does to queries and keys",
     "score": "the score before a cap: the sum of all contributions and of the position's bias",
     "weight": "the attention weight that the score got; of a pattern, NaN",
@@ -40,7 +42,8 @@ def why(
 
     **Gives** (from, to): `contribution`, `from` on the query's side; `position_bias`, `score`, `weight`.
 
-    **Laws** contributions and the position's bias sum to the score; no gauge moves any of them.
+    **Laws** contributions and the position's bias sum to the score; no gauge moves any of them, but a shift of the keys' bias
+    (where positions do not turn) moves column `bias` of a score by a constant of its row. It moves nothing of a pattern.
 
     **Source** the QK circuit of Elhage et al. 2021, taken apart over the whole stream.
 
@@ -52,8 +55,6 @@ def why(
     >>> bool(abs(found.contribution.sum() + found.position_bias - found.score) < 1e-3)
     True
     """
-    import xarray as xr
-
     heads = view.heads_of(layer, head)
     if not heads.plain:
         raise RheoscopeError("the scores of this model are no scaled dot products, so they have no such parts")
@@ -68,13 +69,14 @@ def why(
     q, k, names = sides_of(heads, trace, layer, head, asked, answered)
     table = (q.flatten(1) @ (mixed.to(k) @ k).flatten(1).mT).cpu()
     bias, weight = _beside(trace, layer, head, asked, answered, mixed)
-    values = {"position_bias": bias, "score": float(table.double().sum()) + bias, "weight": weight}
-    data: dict[str, Any] = {
-        "contribution": (("from", "to"), table.numpy(), {"definition": DEFINITIONS["contribution"]})
+    values = {
+        "contribution": (("from", "to"), table),
+        "position_bias": ((), bias),
+        "score": ((), float(table.double().sum()) + bias),
+        "weight": ((), weight),
     }
-    data |= {name: ((), value, {"definition": DEFINITIONS[name]}) for name, value in values.items()}
     attributes = {"analysis": "why", "layer": layer, "head": head, "pairs": _told(trace, asked, answered)}
-    return xr.Dataset(data, {"from": names, "to": names}, attributes | trace.provenance)
+    return dataset(values, DEFINITIONS, {"from": names, "to": names}, attributes | trace.provenance)
 
 
 def sides_of(

@@ -66,18 +66,13 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
     if space not in SPACES:
         raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
     at = _points(trace, grain)
-    massive = trace.massive()
-    kept = [token for token in range(len(trace)) if keep_massive or token not in massive]
-    if len(kept) < least:
-        raise RheoscopeError(
-            f"this needs at least {least} tokens that are not massive, got {len(kept)}; type a longer text"
-        )
+    kept = trace.kept(keep_massive, least).nonzero()[:, 0].tolist()
     if not all(bool(edge.isfinite()) for edge in trace.points.aminmax()):  # NaN is the least and the largest
         raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
     attributes = {
         "space": space,
         "grain": grain,
-        "massive": massive,
+        "massive": trace.massive(),
         "keep_massive": int(keep_massive),
     }
     return Clouds(trace, at, kept, space, attributes | trace.provenance)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "cluster_count": "clusters that HDBSCAN finds among the centred directions of the tokens (cosine distance)",
-    "cluster_count_null": "the same with every coordinate shuffled among the tokens",
+    "cluster_count_null": "the same with every coordinate shuffled among the tokens (basis-dependent)",
     "noise": "share of tokens that belong to no cluster",
     "label": "which cluster a token is in; −1: none",
 }

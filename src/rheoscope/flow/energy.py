@@ -13,7 +13,6 @@ from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Position
 from rheoscope.flow.landscape import Landscape, landscape
-from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import end_of
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, Projected, through
@@ -82,24 +81,21 @@ def energy(
     >>> found.cosine.dims, bool((abs(found.cosine) <= 1 + 1e-6).all())
     (('layer', 'head'), True)
     """
-    massive = trace.massive()
-    kept = torch.tensor([token for token in range(len(trace)) if keep_massive or token not in massive])
-    if len(kept) < 2:
-        raise RheoscopeError(f"this needs at least 2 tokens that are not massive, got {len(kept)}; type a longer text")
+    kept = trace.kept(keep_massive, least=2).nonzero()[:, 0]
     exact = torch.promote_types(trace.points.dtype, torch.float32)
     rows: list[dict[str, Tensor]] = []
     form = None
     for layer, heads in enumerate(view.blocks):
         M, F = (Factored(A.left.to(exact), A.right.to(exact)) for A in (heads.M(), heads.F()))
         before, form = form, whole(M, len(heads.W_K))
-        rows.append(of_layer(trace, layer, kept.to(form.device)) | alignments(M, F, len(heads.W_K)))
+        rows.append(of_layer(trace, layer, kept) | alignments(M, F, len(heads.W_K)))
         rows[layer]["landscape"] = torch.full_like(form[0, 0], float("nan"))
         if before is not None:
             rows[layer - 1]["landscape"] = between(before, form)
         if progress is not None:
             progress(layer + 1, view.layers)
     values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return _told(view, trace, values, massive, keep_massive)
+    return _told(view, trace, values, keep_massive)
 
 
 def of_layer(trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
@@ -306,7 +302,7 @@ def found_beyond_chance(z: Float[Tensor, "layer head"], alignment_z: Float[Tenso
     return torch.empty_like(p).scatter(0, order, q).reshape(z.shape)
 
 
-def _told(view: View, trace: Trace, values: dict[str, Tensor], massive: list[int], keep_massive: bool) -> Any:
+def _told(view: View, trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> Any:
     q = found_beyond_chance(values["z"], values["alignment_z"])
     values |= {"q_value": q, "gradient_like": q <= LEVEL}
     dims = {"landscape": ("layer",), "landscape_update": ("layer",), "ledger": ("layer", "difference")}
@@ -314,7 +310,7 @@ def _told(view: View, trace: Trace, values: dict[str, Tensor], massive: list[int
     attributes = {
         "analysis": "energy",
         "space": "x̂",
-        "massive": massive,
+        "massive": trace.massive(),
         "keep_massive": int(keep_massive),
         "null": "F Q for all orthogonal Q: mean and spread in closed form, tails of a normal law",
         "level": LEVEL,

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.flow.stem import stem
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
 from rheoscope.space.trace import Trace
@@ -20,19 +21,6 @@ DEFINITIONS = {
     "purity_z": "purity less its null, over the null's standard deviation",
     "p_value": "share of permutations at least as pure, the measured one counted with them",
 }
-ENDINGS = ("ing", "edly", "ed", "es", "s", "ly", "er", "est")
-
-
-def stem(token: str) -> str:
-    """A token without case, space and common English endings: a crude lemma that needs no dictionary.
-
-    >>> stem(" Tables"), stem("walked"), stem("is")
-    ('tabl', 'walk', 'is')
-    """
-    word = token.strip().casefold()
-    ending = next((one for one in ENDINGS if word.endswith(one) and len(word) - len(one) >= 3), "")
-    word = word.removesuffix(ending)
-    return word.removesuffix("e") if len(word) > 3 else word
 
 
 def quarters(trace: Trace, kept: Sequence[int]) -> list[object]:
@@ -65,8 +53,8 @@ def purity(
     from the null (names permuted, clusters as they are) says anything.
 
     **Shapes** `found` is the Dataset of `clusters(trace)`; `names` maps a heading to one name per token of the text (word
-    classes, topics, …) and is added to `token`, `stem`, `frequency` (quarter of the text's tokens in the order of their ids, which
-    fall in frequency) and `position` (quarter of the text).
+    classes, lemmas, topics, …) and is added to `token`, `stem` (English, in the place of a lemma, which would need a dictionary),
+    `frequency` (quarter of the text's tokens in the order of their ids, which fall in frequency) and `position` (quarter of the text).
 
     **Gives** (point, by): `purity`, `purity_null`, `purity_z`, `p_value`.
 

@@ -253,7 +253,8 @@ def _answered(model: Any, control: Any | None, trace: Trace, draws: int, everyth
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    with Bar(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("agreement", total=None)
         wanted = asked(draws, lambda done, total: progress.update(bar, completed=done, total=total), control)
         wanted |= more() if everything else {}

@@ -12,6 +12,7 @@ from rheoscope.report.dataset import save_json
 from rheoscope.report.page import Cell, Page, png, save
 from rheoscope.report.picture import Picture
 from rheoscope.report.plot.scores import picture_scores
+from rheoscope.report.progress import progress
 
 if TYPE_CHECKING:
     import xarray
@@ -103,7 +104,6 @@ def page(
 def show(model: "Model", text: str | None, raw: bool, explain: bool, json_file: Path | None, html: Path | None) -> None:
     """What `rheoscope operators` does: certificate, table, what scores are made of on a text, and the files asked for."""
     from rich.console import Console
-    from rich.progress import Progress
 
     from rheoscope.report.plot.operators import picture_operators, plot_operators
 
@@ -111,9 +111,8 @@ def show(model: "Model", text: str | None, raw: bool, explain: bool, json_file: 
     console.print(
         f"[dim]{view.facts['model']} · {view.layers} layers, {view.heads} heads, width {view.width} · {view.facts['certificate']}[/]"
     )
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("operators", total=view.layers)
-        dataset = operators(view, raw, lambda done, total: progress.update(bar, completed=done))
+    with progress("operators") as tell:
+        dataset = operators(view, raw, tell)
     console.print(terminal_table(dataset))
     console.print("[dim]median over the heads of a layer; --explain defines every column[/]\n")
     console.print(extremes(dataset))

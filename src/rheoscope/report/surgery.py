@@ -10,6 +10,7 @@ from rheoscope.report.dataset import save_json
 from rheoscope.report.page import Page
 from rheoscope.report.plot.surgery import heads_of as changed
 from rheoscope.report.plot.surgery import picture_surgery
+from rheoscope.report.progress import progress
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -118,12 +119,9 @@ def show(
 ) -> None:
     """What `rheoscope surgery` does: run the model under every change, a table, and the file asked for."""
     from rich.console import Console
-    from rich.progress import Progress
 
     console, chosen = Console(highlight=False), heads_of(heads)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("surgery", total=None)
-        tell = lambda done, total: progress.update(bar, completed=done, total=total)  # noqa: E731
+    with progress("surgery") as tell:
         dataset = surgery(model, text, chosen, M, F, Against(draws=draws), tell)
     console.print(
         f"{model.view.facts['model']} · nats per token, {dataset.sizes['text']} pieces of text",

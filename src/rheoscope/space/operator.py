@@ -145,14 +145,14 @@ class Factored:
     def symmetric_eigenvalues(self) -> Float[Tensor, "*h rr"]:
         """The eigenvalues of the symmetric part, rising, without the zeros outside its range."""
         a, b = self._joint
-        return torch.linalg.eigvalsh(_symmetrised(a @ b.mT))
+        return torch.linalg.eigvalsh(_symmetrised(a @ b.mT).double()).to(a.dtype)  # float32 may not converge
 
     def positive(self) -> "Factored":
         """The positive part of the symmetric part: the nearest positive semi-definite operator to A."""
         self._square("the symmetric part")
         basis, triangle = torch.linalg.qr(torch.cat([self.left, self.right.mT], -1))
         a, b = triangle.tensor_split((self.left.shape[-1],), -1)
-        values, vectors = torch.linalg.eigh(_symmetrised(a @ b.mT))
+        values, vectors = (x.to(a.dtype) for x in torch.linalg.eigh(_symmetrised(a @ b.mT).double()))
         left = basis @ vectors * values.clamp(min=0)[..., None, :]
         return Factored(left, (basis @ vectors).mT)
 

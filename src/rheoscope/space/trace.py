@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
@@ -58,8 +59,22 @@ class Trace:
 
     def massive(self, times: float = 5.0) -> list[int]:
         """Tokens (sinks) longer than `times` the median length at any step; statistics of clouds leave them out and say so."""
-        lengths = self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
-        return (lengths > times * lengths.median(-1, keepdim=True).values).any(0).nonzero()[:, 0].tolist()
+        return (self.lengths > times * self.lengths.median(-1, keepdim=True).values).any(0).nonzero()[:, 0].tolist()
+
+    @cached_property
+    def lengths(self) -> Float[Tensor, "p n"]:
+        """‖x‖ of every token after every step, in float32 or better."""
+        return self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
+
+    def kept(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, " n"]:
+        """Which tokens statistics of clouds are about: those that are not massive, or all; fewer than `least` are refused."""
+        kept = torch.ones(len(self), dtype=torch.bool, device=self.points.device)
+        kept[[] if keep_massive else self.massive()] = False
+        if int(kept.sum()) < least:
+            raise RheoscopeError(
+                f"this needs at least {least} tokens that are not massive, got {int(kept.sum())}; type a longer text"
+            )
+        return kept
 
     def read_by(self, layer: int) -> Float[Tensor, "n d"]:
         """The cloud that the attention of a layer reads."""

@@ -63,3 +63,13 @@ def test_forbidden_keys_and_empty_rows(alpha: float) -> None:
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
 def test_gradcheck(alpha: float) -> None:
     assert torch.autograd.gradcheck(Entmax(alpha), random(5, 1, 2, 2, 4).requires_grad_())
+
+
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+def test_the_derivative_can_be_differentiated_again(alpha: float) -> None:
+    """As Jacobians of layers are applied to vectors: through the backward pass of the backward pass."""
+    s, d, v = random(5, 1, 2, 2, 4).requires_grad_(), random(6, 1, 2, 2, 4).requires_grad_(), random(7, 1, 2, 2, 4)
+    pulled = torch.autograd.grad(Entmax(alpha)(s), s, d, create_graph=True)[0]
+    step = 1e-6
+    slow = (entmax(s.detach() + step * v, alpha) - entmax(s.detach() - step * v, alpha)) / (2 * step)
+    assert gap(torch.autograd.grad(pulled, d, v)[0], slow) < 1e-7

@@ -98,7 +98,6 @@ class _Entmax(torch.autograd.Function):
         return a
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
         (a,) = ctx.saved_tensors
         return entmax_pull(a, d, ctx.alpha), None

@@ -1,0 +1,174 @@
+"""The prompt as boundary condition: where the same tokens would settle, and how stiffly, after other first tokens."""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.covers.cloud import provenance
+from rheoscope.covers.fixed_point import Cloud, Map, angles, block, chosen_layers, of_map, orbit
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.dataset import dataset
+from rheoscope.space.model import Model
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+Places = Int[Tensor, " n"]
+Counted = Int[Tensor, " k"]
+DEFINITIONS = {
+    "change_token": "angle, in radians, between the directions x/‖x‖ of a shared token as the layer reads it in this text and in the "
+    "first one",
+    "change": "mean of the same over the shared tokens after the boundary that are massive in no text",
+    "change_null": "mean angle between two different ones of these tokens in the first text: how far tokens lie apart anyway",
+    "settled_token": "as change_token, after the layer was applied `times` times to the shared tokens, the boundary held where it is",
+    "settled": "mean of the same over the shared tokens after the boundary that are massive in no text",
+    "settled_null": "mean angle between two different ones of these tokens in the first text, after the same",
+    "residual": "‖T(X) − X‖/‖X‖ of the shared tokens after the boundary, X as the layer reads them in this text",
+    "settling": "mean angle by which their directions still turn at each application, the boundary held",
+    "jacobian_norm": "largest singular value of ∂T/∂X between shared tokens, the boundary held, by power iteration from below",
+    "jacobian_radius": "largest |eigenvalue| of the same, by Arnoldi: below 1 the boundary picks one place to settle at",
+}  # fmt: skip
+OF_MAP = ("residual", "settling", "jacobian_norm", "jacobian_radius")
+
+
+@torch.no_grad()
+def boundary(
+    model: Model,
+    texts: Sequence[Any],
+    layers: Sequence[int] | None = None,
+    times: int = 8,
+    iterations: int = 20,
+    seed: int = 0,
+    keep_massive: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> "xarray.Dataset":
+    """How much the fixed points of a layer depend on the boundary: texts that end alike and begin differently.
+
+    **Answers** "after another prefix, are the same tokens read elsewhere, would they settle elsewhere, is the layer stiffer?"
+
+    **Formula** the tokens that all texts end with (and those that all begin with) are shared; the others are the boundary. T is
+    the layer's map, T(X) = X + attention + MLP; the shared tokens follow X ← T(X) while the boundary stays at the points that the
+    layer reads. Their directions x/‖x‖ are compared with those of the first text, before and after `times` applications.
+
+    **Shapes** `texts`: two or more, strings or lists of token ids, of any lengths; they must share their last token.
+
+    **Gives** (text, layer): `change`, `settled`, `residual`, `jacobian_norm`, `jacobian_radius`; (text, layer, token): `change_token`,
+    `settled_token`; (text, layer, time): `settling`; (layer): `change_null`, `settled_null`. The coordinate `boundary` has the tokens that
+    differ, `token` counts in the first text, `after` says whether a shared token comes after the boundary.
+
+    **Laws** the same boundary gives 0 and equal numbers; in a causal model nothing changes before the boundary, bit for bit; norm and
+    radius are those of the dense Jacobian between shared tokens; the first and another text may change places.
+
+    **Siblings** `fixed_point` looks at one text, its first tokens as free as the others.
+
+    >>> import rheoscope as rs
+    >>> texts = ["The keys to the cabinet are on the table", "A dog and the cabinet are on the table"]
+    >>> found = rs.boundary(rs.load(), texts, layers=[2], iterations=3)
+    >>> found.boundary.values.tolist(), bool((found.change[0] == 0).all() and (found.change[1] > 0).all())
+    (['The keys to', 'A dog and'], True)
+    """
+    chosen = chosen_layers(model.view, layers, times, iterations)
+    if isinstance(texts, str) or len(texts) < 2:
+        raise RheoscopeError("a boundary is compared with another, got one text; type two texts that end alike")
+    traces = [model.trace(text) for text in texts]
+    places, before = shared(traces)
+    kept = _counted(traces, places, before, keep_massive)
+    rows: list[dict[str, Tensor]] = []
+    for layer in chosen:
+        rows.append(of_layer(traces, layer, places, kept, times, iterations, seed))
+        if progress is not None:
+            progress(len(rows), len(chosen))
+    told = {"texts": [trace.text for trace in traces], "iterations": iterations, "times": times, "seed": seed}
+    return _labelled(traces, chosen, places, before, rows, told | {"keep_massive": int(keep_massive)})
+
+
+def shared(traces: Sequence[Trace]) -> tuple[list[Places], int]:
+    """Where the tokens that all texts have in common stand in each, and how many of them come before what differs."""
+    ids = [trace.ids.tolist() for trace in traces]
+    end = _alike([one[::-1] for one in ids])
+    if not end:
+        raise RheoscopeError(
+            f"the texts end in different tokens ({', '.join(repr(t.tokens[-1]) for t in traces)}), so nothing is shared after the "
+            "boundary; type texts that end alike"
+        )
+    start = min(_alike(ids), min(map(len, ids)) - end)
+    device = traces[0].points.device
+    return [torch.tensor([*range(start), *range(len(one) - end, len(one))], device=device) for one in ids], start
+
+
+def _alike(rows: list[list[int]]) -> int:
+    """How many first entries all rows have in common."""
+    return len(list(takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False))))
+
+
+def _counted(traces: Sequence[Trace], places: list[Places], before: int, keep_massive: bool) -> Counted:
+    """Which of the shared tokens means are over: those after the boundary that are massive in no text."""
+    there = torch.stack([trace.kept(keep_massive)[at] for trace, at in zip(traces, places, strict=True)]).all(0)
+    there[:before] = False
+    if not bool(there.any()):
+        raise RheoscopeError("every token after the boundary is massive in one of the texts; type keep_massive=True")
+    return there.nonzero()[:, 0]
+
+
+def of_layer(
+    traces: Sequence[Trace], layer: int, places: list[Places], kept: Counted, times: int, iterations: int, seed: int
+) -> dict[str, Tensor]:
+    """All numbers of one layer, a row a text."""
+    rows, ways = [], []
+    for trace, at in zip(traces, places, strict=True):
+        x = trace.read_by(layer)
+        T = held(block(trace.view, trace, layer), x, at)
+        found = of_map(T, x[at], kept, times, iterations, torch.Generator().manual_seed(seed))
+        rows.append({name: found[name] for name in OF_MAP})
+        ways.append(orbit(T, x[at], times)[[0, -1]])
+    moved = torch.stack([angles(way, ways[0]) for way in ways])
+    tables = {name: torch.stack([row[name] for row in rows]) for name in OF_MAP}
+    for end, name in enumerate(("change", "settled")):
+        tables[f"{name}_token"] = moved[:, end]
+        tables[name] = moved[:, end, kept].mean(-1)
+        tables[f"{name}_null"] = _between(ways[0][end, kept])
+    return tables
+
+
+def held(T: Map, x: Float[Tensor, "all d"], at: Places) -> Map:
+    """T of the tokens at some places alone, all others held where they are."""
+    return lambda inner: T(x.index_copy(0, at, inner))[at]
+
+
+def _between(directions: Cloud) -> Float[Tensor, ""]:
+    """Mean angle between two different tokens; NaN for one."""
+    first, second = torch.triu_indices(len(directions), len(directions), 1, device=directions.device)
+    return angles(directions[first], directions[second]).mean()
+
+
+def _labelled(
+    traces: Sequence[Trace],
+    layers: list[int],
+    places: list[Places],
+    before: int,
+    rows: list[dict[str, Tensor]],
+    told: dict[str, Any],
+) -> "xarray.Dataset":
+    dims: dict[str, tuple[str, ...]] = dict.fromkeys(DEFINITIONS, ("text", "layer"))
+    dims |= dict.fromkeys(("change_token", "settled_token"), ("text", "layer", "token"))
+    dims |= {"settling": ("text", "layer", "time"), "change_null": ("layer",), "settled_null": ("layer",)}
+    values = {
+        name: (dims[name], torch.stack([row[name] for row in rows], 0 if dims[name][0] == "layer" else 1))
+        for name in DEFINITIONS
+    }
+    differ = ["".join(t.tokens[before : len(t) - len(at) + before]) for t, at in zip(traces, places, strict=True)]
+    coords = {
+        "text": range(len(traces)),
+        "boundary": ("text", [one.strip() for one in differ]),
+        "layer": layers,
+        "token": places[0].tolist(),
+        "after": ("token", [at >= before for at in range(len(places[0]))]),
+        "time": range(1, rows[0]["settling"].shape[-1] + 1),
+    }
+    attributes = provenance(traces[0], "boundary", bool(told["keep_massive"]), space="raw")
+    return dataset(values, DEFINITIONS, coords, attributes | {"massive": [t.massive() for t in traces]} | told)

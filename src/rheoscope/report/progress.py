@@ -1,0 +1,20 @@
+"""A bar on stderr while something takes long, and nothing where stderr is a file or a pipe."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """While it is open, tell it how many are done, and of how many.
+
+    >>> with progress("counting") as tell:
+    ...     tell(1, 2)
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)

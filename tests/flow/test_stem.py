@@ -1,0 +1,55 @@
+"""Stems: forms of one word have one name, other words have another."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rheoscope.flow.stem import IRREGULAR, stem
+
+WORDS = [
+    "table tables", "walk walks walked walking", "make makes made making", "run runs ran running", "carry carries carried carrying",
+    "fly flies flew flown flying", "die dies died dying", "tie ties tied", "box boxes boxed boxing", "house houses housed housing",
+    "class classes", "glass glasses", "bus buses", "wish wishes wished", "miss misses missed missing", "fall falls fell falling",
+    "travel travels travelled travelling traveled", "control controlled controlling", "stop stops stopped stopping",
+    "hope hopes hoped hoping", "agree agrees agreed agreeing", "need needs needed needing", "see sees saw seen seeing",
+    "use uses used using", "be is are was were been being", "have has had having", "go goes went gone going", "do does did done",
+    "say says said saying", "play plays played playing", "key keys", "family families", "city cities", "study studies studied",
+    "man men", "child children", "man's", "city's", "thing things", "king kings", "spring springs", "write wrote writing written",
+    "cabinet cabinets", "day days", "year years", "country countries", "add adds added adding", "try tries tried trying",
+]  # fmt: skip
+APART = "water wat after paper pap never forest for interest inter this thi his hi news speed spe only on family red bed bring thing th"
+
+
+@pytest.mark.parametrize("forms", WORDS)
+def test_forms_of_a_word_have_one_stem(forms: str) -> None:
+    assert len({stem(form) for form in forms.split()}) == 1, [stem(form) for form in forms.split()]
+
+
+def test_words_have_different_stems() -> None:
+    first = [forms.split()[0] for forms in WORDS]
+    assert len({stem(word) for word in first}) == len(first)
+    assert len({stem(word) for word in APART.split()}) == len(set(APART.split()))
+
+
+def test_case_space_and_what_is_no_word() -> None:
+    assert stem(" The") == stem("the") == "the"
+    assert [stem(token) for token in ("", " ", ",", "42", "<|endoftext|>", "ß")] == [
+        "",
+        "",
+        ",",
+        "42",
+        "<|endoftext|>",
+        "ss",
+    ]
+
+
+@given(st.text(max_size=12))
+def test_a_stem_is_no_longer_than_its_word(word: str) -> None:
+    """Irregular forms aside; and what stands around a word makes no difference."""
+    plain = word.strip().casefold()
+    assert len(stem(word)) <= max(len(plain), len(IRREGULAR.get(plain, "")))
+    assert stem(f"  {word} ") == stem(word)
+
+
+def test_irregular_forms_are_of_one_word_each() -> None:
+    assert not set(IRREGULAR) & set(IRREGULAR.values())
