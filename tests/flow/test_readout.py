@@ -109,9 +109,9 @@ def test_the_target_of_a_pair_reads_the_source_into_its_logits(name: str) -> Non
 def test_every_place_says_what_a_readout_of_it_says() -> None:
     trace = rs.load().trace("The keys to the cabinet are on the table in the hall, and the old cabinet is in it")
     lens = rs.readout(trace.view, trace)
-    assert lens.position.values.tolist() == list(range(len(trace) - 16, len(trace)))
+    assert lens.position.values.tolist() == list(range(len(trace) - 8, len(trace)))
     assert lens.end.values.tolist() == ["embed", *(f"L{layer}.resid_post" for layer in range(6))]
-    for at in (0, 9, 15):
+    for at in (0, 4, 7):
         alone = rs.readout(trace.view, trace, token=int(lens.position[at])).sel(point=lens.end.values)
         assert lens.said.values[:, at].tolist() == alone.top_tokens.values[:, 0].tolist()
         np.testing.assert_allclose(lens.said_probability.values[:, at], alone.top_probabilities.values[:, 0], rtol=1e-5)

@@ -127,9 +127,8 @@ def of_null(centred: Float[Tensor, "n d"], at: int, angle: float, draws: int, se
     found = []
     columns = centred.mT.float().contiguous()  # float32: a null is known to a few digits anyway
     for draw in range(draws):
-        y = columns.gather(
-            -1, dealt(len(centred), centred.shape[1], seed + draw, at)
-        ).mT  # coordinates keep their means
+        order = dealt(len(centred), centred.shape[1], seed + draw, at)
+        y = columns.gather(-1, order).mT  # coordinates keep their means
         inner = y @ y.mT
         count = torch.tensor(len(linked(cosines(inner), angle).unique()))
         found.append(torch.stack([*ranks(y, inner), two_nearest(inner), count]))
@@ -173,7 +172,8 @@ def mean_cosine(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 def ranks(centred: Float[Tensor, "n d"], inner: Float[Tensor, "n n"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Effective rank and participation ratio, by the smaller of two tables; 0 for a cloud of one point."""
     n, d = centred.shape
-    variance = torch.linalg.eigvalsh(inner if n <= d else centred.mT @ centred).clamp(min=0)
+    # float64: of a text that repeats itself many eigenvalues are equal, and LAPACK's float32 may not find them
+    variance = torch.linalg.eigvalsh((inner if n <= d else centred.mT @ centred).double()).clamp(min=0)
     total = variance.sum()
     if float(total) == 0:
         return torch.zeros((), dtype=total.dtype), torch.zeros((), dtype=total.dtype)

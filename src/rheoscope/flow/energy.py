@@ -103,7 +103,8 @@ def of_layer(trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
     step = step_of(trace, layer)
     own = _attention(trace, layer)
     others = [updated(trace, layer), *altered(trace, layer, step, own)]
-    apart = torch.stack([between(own[kept], other[kept]) for other in others])
+    mine = own[kept]
+    apart = torch.stack([between(mine, other[kept]) for other in others])
     return of_heads(step, kept) | {"landscape_update": apart[0], "ledger": apart[1:]}
 
 

@@ -27,7 +27,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, Turned, through
 from rheoscope.space.operator import Factored
 
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 """Scores held at a time, over all heads of a layer: they stay in the cache, and keys after a block are never touched."""
 Queries = Float[Tensor, "h n k"]
 
@@ -51,12 +51,16 @@ class Landscape:
 
     def slope(self, queries: Queries) -> tuple[Float[Tensor, "h n"], Queries]:
         """Λ_i and its gradient by the queries before norm and rotation, from one pass over the scores."""
-        q, found = self.placed(queries), []
+        with torch.enable_grad():
+            free = queries.detach().requires_grad_()
+            placed = self.placed(free)
+        q, found = placed.detach(), []
         for rows, columns in self.blocks(q):
             total, alpha = self.weighed(q, rows, columns)
             found.append((total, self.by_query(q[:, :, rows], self.keys[:, :, columns], alpha)))
         total, by_placed = (torch.cat(part, 1) for part in zip(*found, strict=True))
-        return total - self.log_counts(), self.pulled(queries, by_placed)
+        # the transpose of the model's own norm and rotation takes the gradient back
+        return total - self.log_counts(), torch.autograd.grad(placed, free, by_placed[None])[0]
 
     def weighed(
         self, q: Float[Tensor, "1 h n k"], rows: slice, columns: slice
@@ -85,12 +89,6 @@ class Landscape:
         norm = self.heads.q_norm
         q = queries if norm is None else norm.hat(queries) * (1.0 if norm.gain is None else norm.gain.to(queries))
         return self.mechanism.position.place(q[None], torch.arange(q.shape[-2], device=q.device))
-
-    def pulled(self, queries: Queries, by_placed: Queries) -> Queries:
-        """A gradient by the placed queries, taken back to the queries: by the transpose of the model's own rotation."""
-        with torch.enable_grad():
-            free = queries.detach().requires_grad_()
-            return torch.autograd.grad(self.placed(free), free, by_placed[None])[0]
 
     def log_counts(self) -> Float[Tensor, " n"]:
         """log n_i: how many keys a query may see, the sink not counted."""

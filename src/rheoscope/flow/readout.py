@@ -33,8 +33,10 @@ DEFINITIONS = {
 }
 
 
-SAID = 16
-"""Places whose likeliest tokens are told layer by layer: as many as a page can show."""
+SAID = 8
+"""Places whose predictions are told at the end of every layer."""
+AT_ONCE = 62
+"""Points that are read out at a time."""
 
 
 @torch.no_grad()
@@ -52,7 +54,7 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
     `top_tokens` (ids), `top_probabilities`; (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …;
     `logit`, its sum; (elsewhere): `log_probability_elsewhere`, at most 64 earlier tokens; (end, position): `said` (ids) and
-    `said_probability` of the token and at most 15 before it, at the end of every layer.
+    `said_probability` of the token and at most 7 before it, at the end of every layer.
 
     **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
     logit; all unchanged by a turn of the axes of E that the model follows.
@@ -75,9 +77,9 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
     top = laws.topk(min(k, laws.shape[-1]))
     values = {
         "probability": laws[:, answer].exp(),
-        "rank": (laws > laws[:, answer : answer + 1]).sum(-1) + 1,
-        "entropy": -(laws.exp() * laws).sum(-1),
-        "kl": (laws[-1].exp() * (laws[-1] - laws)).sum(-1).clamp(min=0),
+        "rank": torch.stack([(law > law[answer]).sum() for law in laws]) + 1,
+        "entropy": torch.stack([-(law.exp() * law).sum() for law in laws]),
+        "kl": torch.stack([(laws[-1].exp() * (laws[-1] - law)).sum() for law in laws]).clamp(min=0),
         "top_tokens": top.indices,
         "top_probabilities": top.values.exp(),
     }
@@ -113,11 +115,13 @@ def layer_ends(steps: Sequence[str]) -> list[int]:
 
 
 def along(view: View, trace: Trace, ends: list[int], there: list[int]) -> dict[str, Tensor]:
-    """What each of several places finds likeliest, layer by layer, so that no table of all predictions exists."""
-    best = [predictions(view, trace.points[at, there]).max(-1) for at in ends]
+    """What each of several places finds likeliest at the end of every layer; no table of all predictions exists."""
+    points = trace.points[torch.tensor(ends)[:, None], there].flatten(0, 1)
+    best = [predictions(view, some).max(-1) for some in points.split(AT_ONCE)]
+    shape = (len(ends), len(there))
     return {
-        "said": torch.stack([one.indices for one in best]),
-        "said_probability": torch.stack([one.values for one in best]).exp(),
+        "said": torch.cat([one.indices for one in best]).reshape(shape),
+        "said_probability": torch.cat([one.values for one in best]).exp().reshape(shape),
     }
 
 

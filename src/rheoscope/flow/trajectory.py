@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds
+from rheoscope.flow.cloud import Clouds, clouds
 from rheoscope.space.dataset import dataset
 from rheoscope.space.trace import Trace
 
@@ -31,6 +31,10 @@ DEFINITIONS = {
     "bias of values, which no head owns",
     "head_cosine": "cos(Δ_h, Δ), mean over tokens, Δ what the attention of the layer adds as a whole: 1 pulls where all pull",
 }
+
+
+TOKENS = 64
+"""Tokens whose displacements are compared at a time."""
 
 
 @torch.no_grad()
@@ -59,22 +63,21 @@ def trajectory(
     True
     """
     seen = clouds(trace, space, "half", keep_massive)
-    points = seen.points
-    moved = points.diff(dim=0)
+    moved, lengths, chords = paths(seen)
     speed = moved.norm(dim=-1)
     heads = torch.stack([of_heads(trace, layer, seen.kept) for layer in range(trace.view.layers)], 1)
-    path, chord = speed.sum(0), (points[-1] - points[0]).norm(dim=-1)
-    place, place_share = plane(points)
+    path, chord = speed.sum(0), chords[-1]
+    place, place_share = plane(seen)
     values = {
         "speed": (("step", "token"), speed),
-        "relative_speed": (("step", "token"), speed / points[:-1].norm(dim=-1).clamp(min=1e-30)),
+        "relative_speed": (("step", "token"), speed / lengths[:-1].clamp(min=1e-30)),
         "turning": (("turn", "token"), angles(moved)),
         "path_length": (("token",), path),
         "chord": (("token",), chord),
         "straightness": (("token",), _share(chord, path)),
         "straightness_null": (("token",), _share(speed.square().sum(0).sqrt(), path)),
         "straightness_flipped": (("draw",), flipped(moved, path, draws, seed)),
-        "straightness_so_far": (("layer", "token"), straightness_so_far(trace, points, speed)),
+        "straightness_so_far": (("layer", "token"), straightness_so_far(trace, chords, speed)),
         "place": (("point", "token", "axis"), place),
         "place_share": (("axis",), place_share),
         "attention_share": (("layer",), attention_share(trace, speed)),
@@ -91,6 +94,19 @@ def trajectory(
     }
     attributes = {"analysis": "trajectory", "draws": draws, "seed": seed} | seen.attributes
     return dataset(values, DEFINITIONS, coords, attributes)
+
+
+def paths(seen: Clouds) -> tuple[Float[Tensor, "s n d"], Float[Tensor, "p n"], Float[Tensor, "p n"]]:
+    """Every displacement; how long every point is, and how far from the first."""
+    first = next(iter(seen))
+    moved, lengths, chords, before = first.new_empty(len(seen) - 1, *first.shape), [], [], first
+    for at, x in enumerate(seen):
+        lengths.append(x.norm(dim=-1))
+        chords.append((x - first).norm(dim=-1))
+        if at:
+            torch.sub(x, before, out=moved[at - 1])
+        before = x
+    return moved, torch.stack(lengths), torch.stack(chords)
 
 
 def of_heads(trace: Trace, layer: int, kept: list[int]) -> Float[Tensor, "2 h"]:
@@ -113,11 +129,12 @@ def flipped(moved: Float[Tensor, "s n d"], path: Float[Tensor, " n"], draws: int
 
     One sign for all keeps what tokens do together, so that the draws are as spread as the mean over tokens really is.
     """
-    gram = torch.einsum("snd,tnd->nst", moved, moved)
     sign = torch.randint(0, 2, (draws, len(moved)), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    sign = sign.to(moved)
-    chord = torch.einsum("ks,nst,kt->kn", sign, gram, sign).clamp(min=0).sqrt()
-    return _share(chord, path).mean(-1)
+    sign, chords = sign.to(moved), []
+    for some in moved.split(TOKENS, dim=1):
+        gram = torch.einsum("snd,tnd->nst", some, some)
+        chords.append(torch.einsum("ks,nst,kt->kn", sign, gram, sign))
+    return _share(torch.cat(chords, -1).clamp(min=0).sqrt(), path).mean(-1)
 
 
 def attention_share(trace: Trace, speed: Float[Tensor, "s n"]) -> Float[Tensor, " layer"]:
@@ -131,26 +148,27 @@ def attention_share(trace: Trace, speed: Float[Tensor, "s n"]) -> Float[Tensor, 
 
 
 def straightness_so_far(
-    trace: Trace, points: Float[Tensor, "p n d"], speed: Float[Tensor, "s n"]
+    trace: Trace, chords: Float[Tensor, "p n"], speed: Float[Tensor, "s n"]
 ) -> Float[Tensor, "layer n"]:
     """Chord over path up to the end of every layer; the last row is the straightness of the whole way."""
-    ends = torch.tensor([*trace.where[1:], len(trace.steps) - 1], device=points.device)
-    return _share((points[ends] - points[0]).norm(dim=-1), speed.cumsum(0)[ends - 1])
+    ends = torch.tensor([*trace.where[1:], len(trace.steps) - 1], device=speed.device)
+    return _share(chords[ends], speed.cumsum(0)[ends - 1])
 
 
-def plane(points: Float[Tensor, "p n d"]) -> tuple[Float[Tensor, "p n 2"], Float[Tensor, " 2"]]:
+def plane(seen: Clouds) -> tuple[Float[Tensor, "p n 2"], Float[Tensor, " 2"]]:
     """All points on the two directions in which they spread most, and the share of the variance that each holds.
 
     The sign of a direction is free: the point farthest along it is put on the positive side.
     """
-    mean, d = points.mean((0, 1)), points.shape[-1]
-    spread = torch.zeros(d, d, dtype=points.dtype, device=points.device)
-    for x in points:
+    mean = torch.stack([x.mean(0) for x in seen]).mean(0)
+    spread = torch.zeros_like(mean.outer(mean))
+    for x in seen:
         spread += (x - mean).mT @ (x - mean)
     with torch.random.fork_rng(devices=[]):  # the same picture every time, and the caller's draws untouched
         torch.manual_seed(0)
-        axes = torch.svd_lowrank(spread.cpu(), q=min(12, d), niter=8)[2][:, :2].to(points)
-    place = torch.nn.functional.pad(points @ axes - mean @ axes, (0, 2 - axes.shape[-1])).cpu()
+        axes = torch.svd_lowrank(spread.cpu(), q=min(12, len(mean)), niter=8)[2][:, :2].to(mean)
+    place = torch.stack([(x - mean) @ axes for x in seen]).cpu()
+    place = torch.nn.functional.pad(place, (0, 2 - axes.shape[-1]))
     flat = place.flatten(0, 1)
     place = place * flat.gather(0, flat.abs().argmax(0, keepdim=True)).sign()
     return place, _share(place.square().sum((0, 1)), spread.trace().cpu().expand(2))
