@@ -14,8 +14,30 @@ from rheoscope.report.plot.why import MOST, REST, gathered
 from tests.pretrained.cases import once
 from tests.report.cases import TEXT, Parts, model
 
-NAMES = ("distortion", "stack", "composition", "head_types", "fixed_point", "why", "rollout", "torn")
-TYPED = ("distortion", "composition", "agreement", "energy", "scores", "operators", "reversed_attention", "patching")
+NAMES = (
+    "distortion",
+    "stack",
+    "composition",
+    "head_types",
+    "fixed_point",
+    "why",
+    "rollout",
+    "torn",
+    "by_head",
+    "decay",
+    "boundary",
+)
+TYPED = (
+    "by_head",
+    "distortion",
+    "composition",
+    "agreement",
+    "energy",
+    "scores",
+    "operators",
+    "reversed_attention",
+    "patching",
+)
 
 
 @once
@@ -30,6 +52,11 @@ def found() -> dict[str, Any]:
         "why": rs.why(view, trace, 4, 1),
         "rollout": rs.rollout(model(), trace, probes=2),
         "torn": rs.torn(view, trace, 2, 1, top=4),
+        "by_head": rs.surgery_by_head(model(), TEXT, [(2, 1), (4, 3)], M="symmetric"),
+        "decay": rs.decay(model(), [TEXT] * 5, 3, M="symmetric"),
+        "boundary": rs.boundary(
+            model(), [f"{one} to the cabinet are" for one in ("The keys", "A dog")], [0, 4], iterations=3
+        ),
         "agreement": rs.agreement(view, trace, draws=2),
         "energy": rs.energy(view, trace),
         "scores": rs.scores(trace),
@@ -218,3 +245,28 @@ def test_torn_pairs_go_from_their_place_in_e_to_that_in_the_image() -> None:
     assert list(ways[-1].x) == [float(row.before), float(row.after)]  # the most changed on top
     assert torn.y.names[-1].startswith(str(row.first_token.item()).replace(" ", "·"))
     assert len(glued.y.names) == 4
+
+
+def test_costs_of_single_heads_are_framed_where_their_interval_leaves_0_out() -> None:
+    dataset = found()["by_head"]
+    table = cells(titled("by_head", "Cost of the edit, nats"))
+    assert np.array_equal(table.values, dataset.cost.sel(change="edit").values, equal_nan=True)
+    low, high = (dataset[f"cost_{end}"].sel(change="edit").values for end in ("low", "high"))
+    sure = {(int(a), int(b)) for a, b in np.argwhere((low > 0) | (high < 0))}
+    assert table.marked == sure
+    over = lines(titled("by_head", "Over depth"))
+    assert np.allclose(over["cloud"].y, dataset.cost.sel(change="cloud").sum("head"))
+
+
+def test_decay_draws_every_change_and_the_interval_of_the_edit() -> None:
+    dataset, left = found()["decay"], lines(titled("decay", "Deviation that remains"))
+    assert set(left) == {"edit", "isotropic", "exchanged", "edit, low", "edit, high"}
+    assert np.allclose(left["exchanged"].y, dataset.remaining.sel(change="exchanged"))
+    assert titled("decay", "Same direction").x.names[:3] == ("L3a", "L3", "L4a")
+
+
+def test_boundaries_have_a_line_a_text_beside_two_different_tokens() -> None:
+    dataset, there = found()["boundary"], lines(titled("boundary", "Settled elsewhere, radians"))
+    assert set(there) == {"A dog", "two different tokens"}
+    assert np.allclose(there["A dog"].y, dataset.settled.values[1])
+    assert set(lines(titled("boundary", "Radius of the Jacobian"))) == {"The keys", "A dog"}

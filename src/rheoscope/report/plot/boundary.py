@@ -1,0 +1,51 @@
+"""Do the first tokens decide where the others settle? Angles between the same tokens under other beginnings, layer by layer."""
+
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "The same tokens after other first tokens. Where they are read (first panel) and where they settle when the layer is applied again "
+    "and again (second), beside the angle between two different tokens (dashed): as large as that, the beginning decides as much as "
+    "which token it is. The last two panels are the layer itself under each beginning."
+)
+PANELS = {
+    "change": "Read elsewhere, radians",
+    "settled": "Settled elsewhere, radians",
+    "residual": "How far from a fixed point",
+    "jacobian_radius": "Radius of the Jacobian",
+}
+
+
+def picture_boundary(dataset: "xarray.Dataset") -> Picture:
+    """A line a text, a panel a number."""
+    return Picture("Do the first tokens decide?", CAPTION, tuple(_panel(dataset, *one) for one in PANELS.items()))
+
+
+def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
+    layers = tuple(f"L{layer}" for layer in dataset.layer.values)
+    at = range(len(layers))
+    lines = [
+        Line(str(dataset.boundary.values[text]), at, dataset[name].values[text], CLUSTERS[text % len(CLUSTERS)])
+        for text in range(dataset.sizes["text"])
+        if dataset[name].values[text].any()  # the first text is what the others are compared with
+    ]
+    if f"{name}_null" in dataset:
+        lines.append(Line("two different tokens", at, dataset[f"{name}_null"].values, "null", "dashed"))
+    return Panel(title, dataset[name].attrs["definition"], tuple(lines), Axis("", layers), Axis(low=0.0))
+
+
+def plot_boundary(dataset: "xarray.Dataset") -> "Figure":
+    """The picture with matplotlib, for papers."""
+    return on_paper(picture_boundary(dataset))
+
+
+def interactive_boundary(dataset: "xarray.Dataset") -> Any:
+    """The picture with plotly, for notebooks."""
+    return in_notebook(picture_boundary(dataset))

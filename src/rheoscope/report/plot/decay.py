@@ -1,0 +1,48 @@
+"""What later layers make of a change: how much of the deviation is left, and whether it still points the same way."""
+
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import Axis, Line, Panel, Picture
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "The stream under the change less the stream as it is, from the changed layer on. Lines that fall are healed by later layers. Noise "
+    "(grey) moves every token as far at the start, in random directions or in those of another token; dashed lines are the ends of the "
+    "bootstrap interval of the edit."
+)
+TITLES = {"remaining": "Deviation that remains", "deviation": "Deviation over length", "direction": "Same direction"}
+COLOURS = {"edit": "first", "isotropic": "null", "exchanged": "second"}
+
+
+def picture_decay(dataset: "xarray.Dataset") -> Picture:
+    """A line a change, for what remains, how large it is and where it points."""
+    panels = tuple(_panel(dataset, name, title) for name, title in TITLES.items())
+    return Picture("What later layers make of the change", CAPTION, panels)
+
+
+def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
+    steps = tuple(str(step).replace(".resid_mid", "a").split(".")[0] for step in dataset.step.values)
+    at = range(len(steps))
+    lines = [
+        Line(str(change), at, dataset[name].sel(change=change).values, COLOURS[str(change)])
+        for change in dataset.change.values
+    ]
+    if name == "remaining":
+        ends = ("low", "high")
+        lines += [Line(f"edit, {end}", at, dataset[f"remaining_{end}"][0].values, "first", "dashed") for end in ends]
+    return Panel(title, dataset[name].attrs["definition"], tuple(lines), Axis("", steps), Axis(low=0.0))
+
+
+def plot_decay(dataset: "xarray.Dataset") -> "Figure":
+    """The picture with matplotlib, for papers."""
+    return on_paper(picture_decay(dataset))
+
+
+def interactive_decay(dataset: "xarray.Dataset") -> Any:
+    """The picture with plotly, for notebooks."""
+    return in_notebook(picture_decay(dataset))
