@@ -312,12 +312,10 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
         (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
         (["covers", "a a a a a a a a a a a a a a a a"], "heads read similarity"),
         (["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"], "heads read similarity"),
-        (["flow", "-m", "far", "--file", "long.txt", "--no-html"], "likeliest next tokens"),
     ],
 )
 def test_what_is_odd_has_a_defined_answer(words: list[str], says: str, models: Path, tmp_path: Path) -> None:
-    """Equal tokens, one token, no unembedding, weights that jump, more tokens than exact transport takes."""
-    (tmp_path / "long.txt").write_text("the keys to the cabinet are on the table " * 52)
+    """Equal tokens, one token, no unembedding, weights that jump."""
     done = here(words, models, tmp_path)
     assert done.returncode == 0, done.stderr
     assert says in " ".join(done.stdout.split())

@@ -229,7 +229,7 @@ def test_readout_tells_tokens_by_their_words() -> None:
     assert isinstance(places, Cells)
     assert np.array_equal(places.values, lens.said_probability.values)
     assert places.texts[2][3] == f"#{int(lens.said[2, 3])}"
-    assert {(6, at) for at in range(16)} <= set(places.marked)
+    assert {(6, at) for at in range(8)} <= set(places.marked)
     divergence = picture("readout").panels[3]
     assert divergence.y.log
     assert line(divergence, "KL").y[-1] == LEAST
