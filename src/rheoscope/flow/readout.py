@@ -35,7 +35,7 @@ DEFINITIONS = {
 
 SAID = 8
 """Places whose predictions are told at the end of every layer."""
-AT_ONCE = 62
+AT_ONCE = 48
 """Points that are read out at a time."""
 
 
