@@ -297,6 +297,13 @@ MOVES: list[tuple[str, Move, list[str]]] = [
     ("columns of the unembedding", move_unembedding, UNTIED),
 ]  # fmt: skip
 EACH = [pytest.param(move, name, id=f"{what}-{name}") for what, move, names in MOVES for name in names]
+FEW = [
+    pytest.param(move, name, id=f"{what}-{name}")
+    for what, move, names in MOVES
+    for name in names
+    if name in {"gpt2", "qwen3"}
+]
+"""Every move on two models, for what has random controls besides."""
 
 
 def tried(analysis: str, name: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import rheoscope as rs
 from rheoscope.report.answers import Answers, answers
+from rheoscope.report.draw.inline import figures
 
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
 FLOW = ("readout", "trajectory", "transport", "kept", "clusters", "purity", "massive", "energy", "scores")
@@ -57,3 +58,12 @@ class Parts(HTMLParser):
             name == tag and (kind is None or kind in (attrs.get("class") or "").split())
             for name, attrs in self.elements
         )
+
+
+def by_three_hands(picture: Any, dataset: Any) -> None:
+    """Every panel is drawn on paper, in a notebook and on a page."""
+    paper, notebook = rs.plot(dataset), rs.interactive(dataset)
+    assert [axes.get_title("left") for axes in paper.axes] == [panel.title for panel in picture.panels]
+    assert len(notebook.data) == sum(len(panel.marks) for panel in picture.panels)
+    assert Parts(figures(picture)).count("svg") == len(picture.panels)
+    paper.canvas.draw()

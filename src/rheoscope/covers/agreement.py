@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism, for_every_head, scores
-from rheoscope.covers.cloud import Read, exact, layers, provenance, tokens
+from rheoscope.covers.cloud import Read, layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import through
 from rheoscope.space.ranks import ranked
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 

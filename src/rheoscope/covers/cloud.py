@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -54,11 +55,6 @@ def tokens(trace: Trace, keep_massive: bool, least: int = 1) -> Int[Tensor, " n"
 def hat(heads: Heads, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """x̂ in float32 or better: what the heads of a layer read, before the gain."""
     return heads.norm.hat(exact(x))
-
-
-def exact(x: Tensor) -> Tensor:
-    """In float32 or better."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def provenance(trace: Trace, analysis: str, keep_massive: bool, **settings: Any) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.cloud import exact
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.cloud import Read, exact, layers, provenance, tokens
+from rheoscope.covers.cloud import Read, layers, provenance, tokens
 from rheoscope.covers.geometry import COMPARED, Geometry, compared, geometry
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 

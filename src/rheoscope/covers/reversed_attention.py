@@ -15,6 +15,7 @@ from rheoscope.space.head import Heads, of_head
 from rheoscope.space.model import Model
 from rheoscope.space.prediction import predictions
 from rheoscope.space.pullback import adds_up, pulled_back
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -112,16 +113,12 @@ def backward(
         return -law[wanted[0]]
 
     if trace.view.unembed is None or not adds_up(trace):
-        value, gradients = model.gradients(trace.ids, lambda logits: loss(_exact(logits[at]).log_softmax(-1)))
+        value, gradients = model.gradients(trace.ids, lambda logits: loss(exact(logits[at]).log_softmax(-1)))
         return value, [gradients[written_at(trace, layer)] for layer in range(trace.view.layers)], wanted[0], at
     last = trace.points[-1].detach().requires_grad_()
     with torch.enable_grad():
         value = loss(predictions(trace.view, last[at : at + 1])[0])
     return value.detach(), pulled_back(trace, torch.autograd.grad(value, last)[0]), wanted[0], at
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def written_at(trace: Trace, layer: int) -> str:

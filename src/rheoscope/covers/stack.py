@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.cloud import Read, exact, layers, provenance, tokens
+from rheoscope.covers.cloud import Read, layers, provenance, tokens
 from rheoscope.covers.distortion import IMAGES, Image, images
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
 from rheoscope.space.pairs import distances, inner_products
 from rheoscope.space.ranks import ranked
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 

@@ -17,6 +17,7 @@ from rheoscope.space.components import end_of
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, Projected, through
 from rheoscope.space.operator import Factored
+from rheoscope.space.share import share
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -122,9 +123,9 @@ def alignments(M: Factored, F: Factored, groups: int) -> dict[str, Float[Tensor,
     square, inner = _inner(asks, answers), _inner(middle, (F.right @ M.left).mT)
     spread = (_inner(middle.mT @ asks @ middle, writes).clamp(min=0) / M.shape[-1]).sqrt()
     return {
-        "symmetry": _over(_inner(cross, cross.mT), square),
-        "alignment": _over(inner, (square * _inner(reads, writes)).clamp(min=0).sqrt()),
-        "alignment_z": _over(inner, spread),
+        "symmetry": share(_inner(cross, cross.mT), square),
+        "alignment": share(inner, (square * _inner(reads, writes)).clamp(min=0).sqrt()),
+        "alignment_z": share(inner, spread),
     }
 
 
@@ -229,11 +230,11 @@ def cosines(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
     inner = (both * step.middle).sum((-2, -1))
     shared = (moved.sum(1)[:, None] @ step.middle @ slope.mean(1)[..., None])[:, 0, 0]
     return {
-        "cosine": _over(inner, size),
+        "cosine": share(inner, size),
         "cosine_null": torch.zeros_like(inner),
-        "cosine_null_sd": _over(spread, size),
-        "cosine_shared": _over(shared, size),
-        "z": _over(inner, spread),
+        "cosine_null_sd": share(spread, size),
+        "cosine_shared": share(shared, size),
+        "z": share(inner, spread),
     }
 
 
@@ -326,8 +327,3 @@ def _told(view: View, trace: Trace, values: dict[str, Tensor], keep_massive: boo
 
 def _inner(a: Float[Tensor, "h r s"], b: Float[Tensor, "h r s"]) -> Float[Tensor, " h"]:
     return (a * b).sum((-2, -1))
-
-
-def _over(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole; 0 where the whole is 0."""
-    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0)

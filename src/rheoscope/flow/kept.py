@@ -13,6 +13,7 @@ from rheoscope.space.components import mlp_at
 from rheoscope.space.dataset import dataset
 from rheoscope.space.pairs import distances, inner_products
 from rheoscope.space.ranks import ranked as rows_ranked
+from rheoscope.space.share import share
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -98,18 +99,13 @@ def erasures(trace: Trace, kept: list[int]) -> dict[str, tuple[tuple[str, ...], 
     last, heads, mlps = trace.points[-1, kept].to(exact), [], []
     for layer in range(trace.view.layers):
         made, end = trace.carried(layer).at(kept).exact(), mlp_at(trace, layer)
-        heads.append(_share(made.along(last - at(trace.middle[layer])).sum(-1), made.squares().sum(-1)))
+        heads.append(share(made.along(last - at(trace.middle[layer])).sum(-1), made.squares().sum(-1)))
         wrote = at(end) - at(end - 1)
-        mlps.append(_share((wrote * (last - at(end))).sum(), wrote.square().sum()))
+        mlps.append(share((wrote * (last - at(end))).sum(), wrote.square().sum()))
     return {
         "erasure": (("layer", "head"), torch.stack(heads)),
         "erasure_mlp": (("layer",), torch.stack(mlps)),
     }
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole; 0 where nothing was written."""
-    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0)
 
 
 def ranked(d: Float[Tensor, "n n"]) -> Float[Tensor, " pairs"]:

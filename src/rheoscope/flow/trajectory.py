@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rheoscope.flow.cloud import Clouds, clouds
 from rheoscope.space.dataset import dataset
+from rheoscope.space.share import share
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def trajectory(
         "turning": (("turn", "token"), angles(moved)),
         "path_length": (("token",), path),
         "chord": (("token",), chord),
-        "straightness": (("token",), _share(chord, path)),
-        "straightness_null": (("token",), _share(speed.square().sum(0).sqrt(), path)),
+        "straightness": (("token",), share(chord, path)),
+        "straightness_null": (("token",), share(speed.square().sum(0).sqrt(), path)),
         "straightness_flipped": (("draw",), flipped(moved, path, draws, seed)),
         "straightness_so_far": (("layer", "token"), straightness_so_far(trace, chords, speed)),
         "place": (("point", "token", "axis"), place),
@@ -114,7 +115,7 @@ def of_heads(trace: Trace, layer: int, kept: list[int]) -> Float[Tensor, "2 h"]:
     made = trace.carried(layer).at(kept).exact()
     before, after = (trace.points[at, kept].to(made.moved.dtype) for at in (trace.where[layer], trace.middle[layer]))
     whole, length = after - before, made.squares().sqrt()
-    return torch.stack([length.mean(-1), _share(made.along(whole), length * whole.norm(dim=-1)).mean(-1)])
+    return torch.stack([length.mean(-1), share(made.along(whole), length * whole.norm(dim=-1)).mean(-1)])
 
 
 def angles(moved: Float[Tensor, "s n d"]) -> Float[Tensor, "t n"]:
@@ -134,7 +135,7 @@ def flipped(moved: Float[Tensor, "s n d"], path: Float[Tensor, " n"], draws: int
     for some in moved.split(TOKENS, dim=1):
         gram = torch.einsum("snd,tnd->nst", some, some)
         chords.append(torch.einsum("ks,nst,kt->kn", sign, gram, sign))
-    return _share(torch.cat(chords, -1).clamp(min=0).sqrt(), path).mean(-1)
+    return share(torch.cat(chords, -1).clamp(min=0).sqrt(), path).mean(-1)
 
 
 def attention_share(trace: Trace, speed: Float[Tensor, "s n"]) -> Float[Tensor, " layer"]:
@@ -143,7 +144,7 @@ def attention_share(trace: Trace, speed: Float[Tensor, "s n"]) -> Float[Tensor, 
     shares = []
     for start, middle, end in zip(trace.where, trace.middle, ends, strict=True):
         attention, whole = speed[start:middle].sum(), speed[start:end].sum()
-        shares.append(_share(attention, whole))
+        shares.append(share(attention, whole))
     return torch.stack(shares)
 
 
@@ -152,7 +153,7 @@ def straightness_so_far(
 ) -> Float[Tensor, "layer n"]:
     """Chord over path up to the end of every layer; the last row is the straightness of the whole way."""
     ends = torch.tensor([*trace.where[1:], len(trace.steps) - 1], device=speed.device)
-    return _share(chords[ends], speed.cumsum(0)[ends - 1])
+    return share(chords[ends], speed.cumsum(0)[ends - 1])
 
 
 def plane(seen: Clouds) -> tuple[Float[Tensor, "p n 2"], Float[Tensor, " 2"]]:
@@ -171,8 +172,4 @@ def plane(seen: Clouds) -> tuple[Float[Tensor, "p n 2"], Float[Tensor, " 2"]]:
     place = torch.nn.functional.pad(place, (0, 2 - axes.shape[-1]))
     flat = place.flatten(0, 1)
     place = place * flat.gather(0, flat.abs().argmax(0, keepdim=True)).sign()
-    return place, _share(place.square().sum((0, 1)), spread.trace().cpu().expand(2))
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0)
+    return place, share(place.square().sum((0, 1)), spread.trace().cpu().expand(2))

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 
 Named = dict[str, Float[Tensor, "n d"]]
@@ -81,9 +82,9 @@ def mlp_at(trace: Trace, layer: int) -> int:
 
 def started(trace: Trace, rows: list[int]) -> Named:
     """The row of the embedding table, and what else stands at the start: positions (in BERT, segments and a norm too)."""
-    start = _exact(trace.points[0, rows])
+    start = exact(trace.points[0, rows])
     scale = float(trace.view.facts.get("embed_scale", 1.0))
-    words = _exact(trace.view.embed[trace.ids[rows].to(trace.view.embed.device)]) * scale
+    words = exact(trace.view.embed[trace.ids[rows].to(trace.view.embed.device)]) * scale
     rest = start - words
     if float(rest.norm()) <= 10 * torch.finfo(trace.points.dtype).eps * float(start.norm()):
         return {"embed": start}
@@ -98,14 +99,10 @@ def written(trace: Trace, layer: int, at: int, rows: list[int]) -> Named:
         return _heads(name, *trace.parts(layer, rows))
     if half == "cross_sum" or (half == "resid_cross" and before != "cross_sum"):
         return _heads(f"{name}.cross", *trace.cross_parts(layer, rows))
-    moved = _exact(trace.points[at, rows]) - _exact(trace.points[at - 1, rows])
+    moved = exact(trace.points[at, rows]) - exact(trace.points[at - 1, rows])
     return {f"{name}.{NORM_AFTER.get(before, 'mlp')}": moved}
 
 
 def _heads(name: str, moved: Float[Tensor, "h n d"], bias: Float[Tensor, "n d"]) -> Named:
-    found = {f"{name}.H{head}": _exact(part) for head, part in enumerate(moved)}
-    return found | ({f"{name}.bias": _exact(bias)} if bool(bias.any()) else {})
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    found = {f"{name}.H{head}": exact(part) for head, part in enumerate(moved)}
+    return found | ({f"{name}.bias": exact(bias)} if bool(bias.any()) else {})

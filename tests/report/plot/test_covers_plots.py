@@ -12,7 +12,7 @@ from rheoscope.report.picture import Cells, Line, Panel, Picture, Shape, Word
 from rheoscope.report.plot.heads import COLOURS, head_map
 from rheoscope.report.plot.why import MOST, REST, gathered
 from tests.pretrained.cases import once
-from tests.report.cases import TEXT, Parts, model
+from tests.report.cases import TEXT, Parts, by_three_hands, model
 
 NAMES = (
     "distortion",
@@ -84,12 +84,7 @@ def titled(name: str, title: str, **more: Any) -> Panel:
 
 @pytest.mark.parametrize("name", [*NAMES, "operators"])
 def test_three_hands_draw_every_panel(name: str) -> None:
-    panels, dataset = picture(name).panels, found()[name]
-    paper, notebook = rs.plot(dataset), rs.interactive(dataset)
-    assert [axes.get_title("left") for axes in paper.axes] == [panel.title for panel in panels]
-    assert len(notebook.data) == sum(len(panel.marks) for panel in panels)
-    assert Parts(figures(picture(name))).count("svg") == len(panels)
-    paper.canvas.draw()
+    by_three_hands(picture(name), found()[name])
 
 
 @pytest.mark.parametrize("name", TYPED)

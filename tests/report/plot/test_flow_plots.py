@@ -15,10 +15,11 @@ from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import PALETTE, Axis, Cells, Line, Panel, Picture, Shape, Word, decades, ticks
 from rheoscope.report.plot.clusters import ALONE, largest, ribbon, stacked, tracked
+from rheoscope.report.plot.density_clusters import picture_density_clusters
 from rheoscope.report.plot.readout import LEAST
 from rheoscope.report.plot.trajectory import maker, speeds
 from rheoscope.report.plot.transport import MOST, cycles_of, swaps
-from tests.report.cases import FLOW, Parts, model, told
+from tests.report.cases import FLOW, TEXT, Parts, by_three_hands, model, told
 
 
 def picture(name: str) -> Picture:
@@ -265,3 +266,12 @@ def test_what_has_no_picture_is_told(draw: Any) -> None:
 
 def test_operators_have_a_picture_on_paper() -> None:
     assert rs.plot(rs.operators(model().view)).axes
+
+
+def test_clusters_by_density_stand_beside_their_null() -> None:
+    dataset = rs.density_clusters(rs.load().trace(TEXT), least=2)
+    picture = picture_density_clusters(dataset)
+    by_three_hands(picture, dataset)
+    null, count = picture.panels[0].marks
+    assert np.array_equal(count.y, dataset.cluster_count)
+    assert np.array_equal(null.y, dataset.cluster_count_null)

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
-from rheoscope.report.draw.inline import figures
 from rheoscope.report.picture import Cells, Line, Panel, Picture
 from tests.pretrained.cases import once
-from tests.report.cases import Parts
+from tests.report.cases import by_three_hands
 
 TEXT = "The keys to the cabinet are on the table, and the man who has them went out. " * 3
 
@@ -39,12 +38,7 @@ def lines(panel: Panel) -> dict[str, Line]:
 
 @pytest.mark.parametrize("name", ["surgery", "reversed_attention", "patching", "faithfulness"])
 def test_three_hands_draw_every_panel(name: str) -> None:
-    panels, dataset = picture(name).panels, found()[name]
-    paper, notebook = rs.plot(dataset), rs.interactive(dataset)
-    assert [axes.get_title("left") for axes in paper.axes] == [panel.title for panel in panels]
-    assert len(notebook.data) == sum(len(panel.marks) for panel in panels)
-    assert Parts(figures(picture(name))).count("svg") == len(panels)
-    paper.canvas.draw()
+    by_three_hands(picture(name), found()[name])
 
 
 def test_costs_stand_at_their_places_with_their_intervals() -> None:

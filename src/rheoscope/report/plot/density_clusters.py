@@ -1,0 +1,45 @@
+"""Do tokens gather by density? How many clusters HDBSCAN finds beside a shuffled cloud, and how many tokens are in none."""
+
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import Axis, Line, Panel, Picture
+from rheoscope.report.tokens import places
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "Clusters by HDBSCAN, no angle chosen. The null (dashed) is the same cloud with each coordinate shuffled among the tokens; noise "
+    "are tokens that belong to no cluster."
+)
+
+
+def picture_density_clusters(dataset: "xarray.Dataset") -> Picture:
+    """Clusters with their null, and the share of noise, over depth."""
+    names = tuple(places(dataset.point.values))
+    at = range(len(names))
+    count, null = (dataset[name].values.astype(float) for name in ("cluster_count", "cluster_count_null"))
+    counts = Line("null", at, null, "second", "dashed"), Line("clusters", at, count, "second")
+    noise = (Line("noise", at, dataset.noise.values, "first"),)
+    about = (dataset[name].attrs["definition"] for name in ("cluster_count", "noise"))
+    return Picture(
+        "Do tokens gather by density?",
+        CAPTION,
+        (
+            Panel("Number of clusters", next(about), counts, Axis("", names), Axis(low=0.0)),
+            Panel("Tokens in no cluster", next(about), noise, Axis("", names), Axis(low=0.0, high=1.03)),
+        ),
+    )
+
+
+def plot_density_clusters(dataset: "xarray.Dataset") -> "Figure":
+    """The picture with matplotlib, for papers."""
+    return on_paper(picture_density_clusters(dataset))
+
+
+def interactive_density_clusters(dataset: "xarray.Dataset") -> Any:
+    """The picture with plotly, for notebooks."""
+    return in_notebook(picture_density_clusters(dataset))
