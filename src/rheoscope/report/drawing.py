@@ -15,10 +15,10 @@ def plot(dataset: "xarray.Dataset", **more: Any) -> "Figure":
     """What an analysis found, as a matplotlib Figure for papers: `rs.plot(rs.transport(trace)).savefig("transport.pdf")`.
 
     **Takes** any Dataset of the flow (`readout`, `trajectory`, `transport`, `kept`, `clusters`, `density_clusters`, `purity`,
-    `massive`, `energy`) or of the covers (`agreement`, `distortion`, `torn`, `stack`, `composition`, `rollout`, `why`, `head_types`, `fixed_point`,
-    `scores`, `operators`, `boundary`, `prefix_stability`, `surgery`, `surgery_by_head`, `decay`, `reversed_attention`,
-    `attention_patching`, `faithfulness`). For `readout`, `words=model.words` puts texts in the place of token ids; for maps of heads, `types=rs.head_types(model)` marks what
-    kind each head is.
+    `massive`, `energy`) or of the covers (`agreement`, `distortion`, `torn`, `stack`, `composition`, `rollout`, `why`,
+    `head_types`, `fixed_point`, `scores`, `operators`, `boundary`, `prefix_stability`, `surgery`, `surgery_by_head`, `decay`,
+    `reversed_attention`, `attention_patching`, `faithfulness`). For `readout`, `words=model.words` puts texts in the place of
+    token ids; for maps of heads, `types=rs.head_types(model)` marks what kind each head is.
 
     **Relation** `interactive` draws the same for notebooks, `save_report` all of them on one page.
 
