@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 
 SPACES = ("raw", "normed", "sphere")
@@ -21,7 +22,9 @@ SPACES = ("raw", "normed", "sphere")
 
 @dataclass(frozen=True, eq=False)
 class Clouds:
-    """One text as a sequence of clouds in a space: `steps` their labels, `kept` the tokens that stand in them, `tokens` as words.
+    """One text as a sequence of clouds in a space.
+
+    `steps` are their labels, `tokens` the places of the tokens that stand in them, `words` their texts.
 
     Iterating gives one cloud (n, d) after the other in float32 or better, so that an analysis of single clouds never holds
     them all; `points` (p, n, d) are all of them.
@@ -29,7 +32,7 @@ class Clouds:
 
     trace: Trace
     at: list[int]
-    kept: list[int]
+    tokens: list[int]
     space: str
     attributes: dict[str, Any]
 
@@ -37,19 +40,19 @@ class Clouds:
         return len(self.at)
 
     def __iter__(self) -> Iterator[Float[Tensor, "n d"]]:
-        return (_placed(self.trace, self.trace.points[at, self.kept], self.space) for at in self.at)
+        return (_placed(self.trace, self.trace.points[at, self.tokens], self.space) for at in self.at)
 
     @property
     def points(self) -> Float[Tensor, "p n d"]:
-        return _placed(self.trace, self.trace.points[torch.tensor(self.at)[:, None], self.kept], self.space)
+        return _placed(self.trace, self.trace.points[torch.tensor(self.at)[:, None], self.tokens], self.space)
 
     @property
     def steps(self) -> tuple[str, ...]:
         return tuple(self.trace.steps[at] for at in self.at)
 
     @property
-    def tokens(self) -> list[str]:
-        return [self.trace.tokens[at] for at in self.kept]
+    def words(self) -> list[str]:
+        return [self.trace.tokens[at] for at in self.tokens]
 
 
 def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: bool = False, least: int = 1) -> Clouds:
@@ -66,7 +69,7 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
     if space not in SPACES:
         raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
     at = _points(trace, grain)
-    kept = trace.kept(keep_massive, least).nonzero()[:, 0].tolist()
+    tokens = trace.kept(keep_massive, least).nonzero()[:, 0].tolist()
     if not all(bool(edge.isfinite()) for edge in trace.points.aminmax()):  # NaN is the least and the largest
         raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
     attributes = {
@@ -75,7 +78,7 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
         "massive": trace.massive(),
         "keep_massive": int(keep_massive),
     }
-    return Clouds(trace, at, kept, space, attributes | trace.provenance)
+    return Clouds(trace, at, tokens, space, attributes | trace.provenance)
 
 
 def _points(trace: Trace, grain: str) -> list[int]:
@@ -90,5 +93,5 @@ def _placed(trace: Trace, points: Float[Tensor, "*p n d"], space: str) -> Float[
     if space == "normed":
         with torch.no_grad():
             points = trace.view.final_norm.own(points)
-    points = points.to(torch.promote_types(points.dtype, torch.float32))
+    points = exact(points)
     return points / points.norm(dim=-1, keepdim=True).clamp(min=1e-30) if space == "sphere" else points

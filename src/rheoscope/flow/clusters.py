@@ -1,6 +1,7 @@
 """Does the cloud gather? Cosines, ranks, intrinsic dimension, clusters at a fixed angle, and how they pass into each other."""
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -11,34 +12,12 @@ from torch import Tensor
 
 from rheoscope.flow.cloud import clouds
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pairs import cosines, distances
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
-
-DEFINITIONS = {
-    "mean_cosine": "mean cosine of all pairs of tokens, the cloud's mean taken away: about 0 for a cloud without direction",
-    "mean_cosine_uncentred": "mean cosine of all pairs of tokens as they are: 1 where all point the same way",
-    "effective_rank": "exp of the entropy of σ²/Σσ², σ the singular values of the centred cloud: directions in use",
-    "effective_rank_null": "the same with every coordinate shuffled among the tokens: what they alone give; depends on the basis of E",
-    "effective_rank_null_sd": "standard deviation of that over the shuffles, as a share of the null the same for all points; depends on "
-    "the basis of E",
-    "participation_ratio": "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
-    "participation_ratio_null": "mean of the same with every coordinate shuffled among the tokens; depends on the basis of E",
-    "intrinsic_dimension": "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",
-    "intrinsic_dimension_null": "mean of the same with every coordinate shuffled among the tokens; depends on the basis of E",
-    "cluster_count": "groups of tokens that chains of steps below the angle hold together (single linkage, centred directions)",
-    "cluster_count_null": "mean of the same with every coordinate shuffled among the tokens; depends on the basis of E",
-    "cluster_count_null_sd": "standard deviation of that over the shuffles, as a share of the null the same for all points; depends on "
-    "the basis of E",
-    "silhouette": "mean of (b − a)/max(a, b): a to the own cluster, b to the nearest other, cosine distance; 0 without two clusters",
-    "label": "which cluster a token is in, named by its first token",
-    "lineage": "the same with names that last: a cluster keeps the name of the earlier one that it shares most tokens with",
-    "ari": "adjusted Rand index of the clusters before and after a step: 1 the same, about 0 unrelated",
-    "nmi": "mutual information of the clusters before and after a step over the mean of their entropies: 1 the same, 0 unrelated",
-}
 
 
 @torch.no_grad()
@@ -73,37 +52,36 @@ def clusters(
     >>> bool((found.participation_ratio <= found.effective_rank + 1e-6).all())
     True
     """
-    if draws < 2:
-        raise RheoscopeError(f"a null needs 2 draws or more, got {draws}; type draws=2")
+    if draws < 0 or draws == 1:
+        raise RheoscopeError(f"a null needs 2 draws or more, got {draws}; type draws=2, or draws=0 for no null")
     if not 0 < angle < math.pi:
         raise RheoscopeError(f"the angle of a link lies between 0 and π, got {angle}; type angle=0.785")
     seen = clouds(trace, space, grain, keep_massive, least=3)
+    coords = {
+        "point": list(seen.steps),
+        "token": seen.tokens,
+        "word": ("token", seen.words),
+        "step": list(seen.steps[1:]),
+    }
+    attributes = {"angle": angle, "draws": draws, "seed": seed} | seen.attributes
+    return CLUSTERS.answer(kernel(seen, angle, draws, seed), coords, attributes)
+
+
+def kernel(clouds: Iterable[Float[Tensor, "n d"]], angle: float, draws: int, seed: int) -> dict[str, Tensor]:
+    """All numbers of clouds of the same tokens, one after the other: they need not all be held."""
     rows, nulls = [], []
-    for at, x in enumerate(seen):
+    for at, x in enumerate(clouds):
         centred = still(x.double())
         rows.append(of_cloud(centred, angle) | {"mean_cosine_uncentred": mean_cosine(x)})
         nulls.append(of_null(centred, at, angle, draws, seed))
-    labels = torch.stack([row.pop("label") for row in rows])
-    own = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    values: dict[str, tuple[tuple[str, ...], Tensor]] = {
-        name: (("point",), x) for name, x in (own | of_nulls(torch.stack(nulls))).items()
+    found = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    labels = found["label"]
+    found |= of_nulls(torch.stack(nulls)) if draws else {}
+    return found | {
+        "lineage": lineage(labels),
+        "ari": torch.stack([rand_index(a, b) for a, b in pairwise(labels)]),
+        "nmi": torch.stack([mutual_information(a, b) for a, b in pairwise(labels)]),
     }
-    values["label"] = (("point", "token"), labels)
-    values["lineage"] = (("point", "token"), lineage(labels))
-    values["ari"] = (("step",), torch.stack([rand_index(a, b) for a, b in pairwise(labels)]))
-    values["nmi"] = (("step",), torch.stack([mutual_information(a, b) for a, b in pairwise(labels)]))
-    coords = {
-        "point": list(seen.steps),
-        "token": seen.kept,
-        "word": ("token", seen.tokens),
-        "step": list(seen.steps[1:]),
-    }
-    return dataset(
-        values,
-        DEFINITIONS,
-        coords,
-        {"analysis": "clusters", "angle": angle, "draws": draws, "seed": seed} | seen.attributes,
-    )
 
 
 def of_cloud(centred: Float[Tensor, "n d"], angle: float) -> dict[str, Tensor]:
@@ -116,7 +94,7 @@ def of_cloud(centred: Float[Tensor, "n d"], angle: float) -> dict[str, Tensor]:
         "effective_rank": rank,
         "participation_ratio": participation,
         "intrinsic_dimension": two_nearest(inner),
-        "cluster_count": torch.tensor(len(label.unique())),
+        "cluster_count": torch.tensor(len(label.unique()), device=label.device),
         "silhouette": silhouette(1 - cosine, label),
         "label": label,
     }
@@ -127,12 +105,12 @@ def of_null(centred: Float[Tensor, "n d"], at: int, angle: float, draws: int, se
     found = []
     columns = centred.mT.float().contiguous()  # float32: a null is known to a few digits anyway
     for draw in range(draws):
-        order = dealt(len(centred), centred.shape[1], seed + draw, at)
+        order = dealt(len(centred), centred.shape[1], seed + draw, at).to(columns.device)
         y = columns.gather(-1, order).mT  # coordinates keep their means
         inner = y @ y.mT
-        count = torch.tensor(len(linked(cosines(inner), angle).unique()))
+        count = torch.tensor(len(linked(cosines(inner), angle).unique()), device=y.device)
         found.append(torch.stack([*ranks(y, inner), two_nearest(inner), count]))
-    return torch.stack(found).double()
+    return torch.stack(found).double() if found else centred.new_empty(0, 4)
 
 
 def of_nulls(drawn: Float[Tensor, "p draw 4"]) -> dict[str, Float[Tensor, " p"]]:
@@ -176,7 +154,7 @@ def ranks(centred: Float[Tensor, "n d"], inner: Float[Tensor, "n n"]) -> tuple[F
     variance = torch.linalg.eigvalsh((inner if n <= d else centred.mT @ centred).double()).clamp(min=0)
     total = variance.sum()
     if float(total) == 0:
-        return torch.zeros((), dtype=total.dtype), torch.zeros((), dtype=total.dtype)
+        return torch.zeros_like(total), torch.zeros_like(total)
     p = variance / total
     return torch.special.entr(p).sum().exp(), 1 / p.square().sum()
 
@@ -210,7 +188,7 @@ def silhouette(distance: Float[Tensor, "n n"], label: Int[Tensor, " n"]) -> Floa
     """Rousseeuw's mean silhouette; a token alone in its cluster counts 0, and so does everything with fewer than 2."""
     names = label.unique()
     if len(names) < 2:
-        return torch.zeros((), dtype=distance.dtype)
+        return distance.new_zeros(())
     member = (label[:, None] == names).to(distance.dtype)
     sizes, sums = member.sum(0), distance @ member
     own = (sums * member).sum(-1) / ((sizes * member).sum(-1) - 1).clamp(min=1)
@@ -262,13 +240,13 @@ def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
         for now in label.unique().tolist():
             if now not in names:
                 names[now], following = following, following + 1
-        told.append(torch.tensor([names[now] for now in label.tolist()]))
+        told.append(torch.tensor([names[now] for now in label.tolist()], device=label.device))
     return torch.stack(told)
 
 
 def shuffle(x: Float[Tensor, "n d"], seed: int, at: int = 0) -> Float[Tensor, "n d"]:
     """Every coordinate dealt out among the tokens anew."""
-    return x.gather(0, dealt(len(x), x.shape[1], seed, at).mT)
+    return x.gather(0, dealt(len(x), x.shape[1], seed, at).mT.to(x.device))
 
 
 def dealt(n: int, d: int, seed: int, at: int = 0) -> Int[Tensor, "d n"]:
@@ -279,3 +257,74 @@ def dealt(n: int, d: int, seed: int, at: int = 0) -> Int[Tensor, "d n"]:
 @lru_cache(maxsize=4)
 def _orders(n: int, d: int, seed: int) -> Int[Tensor, "d n"]:
     return torch.rand(d, n, generator=torch.Generator().manual_seed(seed)).argsort(-1)
+
+
+_SHUFFLED = "with every coordinate shuffled among the tokens"
+
+CLUSTERS = Analysis(
+    name="clusters",
+    question="Do tokens gather into clusters, and in how many directions does the cloud still spread?",
+    ask=clusters,
+    needs="trace",
+    fields={
+        "mean_cosine": Field(
+            ("point",),
+            "mean cosine of all pairs of tokens, the cloud's mean taken away: about 0 for a cloud without direction",
+        ),
+        "mean_cosine_uncentred": Field(
+            ("point",), "mean cosine of all pairs of tokens as they are: 1 where all point the same way"
+        ),
+        "effective_rank": Field(
+            ("point",),
+            "exp of the entropy of σ²/Σσ², σ the singular values of the centred cloud: directions in use",
+            null="effective_rank_null",
+            null_sd="effective_rank_null_sd",
+        ),
+        "effective_rank_null": Field(("point",), f"the same {_SHUFFLED}: what they alone give", basis=True),
+        "effective_rank_null_sd": Field(
+            ("point",),
+            "standard deviation of that over the shuffles, as a share of the null the same for all points",
+            basis=True,
+        ),
+        "participation_ratio": Field(
+            ("point",),
+            "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
+            null="participation_ratio_null",
+        ),
+        "participation_ratio_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis=True),
+        "intrinsic_dimension": Field(
+            ("point",),
+            "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",
+            null="intrinsic_dimension_null",
+        ),
+        "intrinsic_dimension_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis=True),
+        "cluster_count": Field(
+            ("point",),
+            "groups of tokens that chains of steps below the angle hold together (single linkage, centred directions)",
+            null="cluster_count_null",
+            null_sd="cluster_count_null_sd",
+        ),
+        "cluster_count_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis=True),
+        "cluster_count_null_sd": Field(
+            ("point",),
+            "standard deviation of that over the shuffles, as a share of the null the same for all points",
+            basis=True,
+        ),
+        "silhouette": Field(
+            ("point",),
+            "mean of (b − a)/max(a, b): a to the own cluster, b to the nearest other, cosine distance; 0 without two clusters",
+        ),
+        "label": Field(("point", "token"), "which cluster a token is in, named by its first token"),
+        "lineage": Field(
+            ("point", "token"),
+            "the same with names that last: a cluster keeps the name of the earlier one that it shares most tokens with",
+        ),
+        "ari": Field(
+            ("step",), "adjusted Rand index of the clusters before and after a step: 1 the same, about 0 unrelated"
+        ),
+        "nmi": Field(
+            ("step",),
+            "mutual information of the clusters before and after a step over the mean of their entropies: 1 the same, 0 unrelated",
+        ),
+    },
+)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -13,49 +13,26 @@ from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Position
 from rheoscope.flow.landscape import Landscape, landscape
+from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.chance import one_sided, q_values
 from rheoscope.space.components import end_of
-from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, Projected, through
 from rheoscope.space.operator import Factored
-from rheoscope.space.share import share
+from rheoscope.space.share import exact, share
 from rheoscope.space.trace import Trace
-from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
 LEVEL = 0.05
 DIFFERENCES = ("mask", "norm", "position", "mlp")
-DEFINITIONS = {
-    "energy": "Λ = mean over tokens of log((1/n_i) Σ_j e^{s_ij}) over permitted keys j, in nats: the head's own scores on x̂, "
-    "without the bias of keys where it is constant along a row and softmax cannot see it",
-    "energy_after": "Λ after this head's own Δ_h is added to every query, x̂ taken anew through the norm, the keys as they were",
-    "first_order": "⟨∇Λ, Δ_h⟩ by the query-side gradient through the norm: what a small step of Δ_h changes Λ by",
-    "remainder": "energy_after − energy − first_order: what the size of the step adds",
-    "cosine": "cos(Δ_h, ∇Λ) over the whole cloud, ∇Λ = Σ_j α_ij x̂_j Mᵀ by x̂: 1 where the head moves tokens straight up its energy",
-    "cosine_null": "mean of the same when F is turned at random (F Q, Q orthogonal: the same singular values): 0",
-    "cosine_null_sd": "standard deviation of the same over all Q, exact: ‖Δ_hᵀ∇Λ‖/(√d ‖Δ_h‖ ‖∇Λ‖)",
-    "cosine_shared": "mean of the same with Δ_h permuted among the tokens: what tokens have in common, not what each one does",
-    "z": "(cosine − cosine_null)/cosine_null_sd",
-    "alignment": "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance, whatever the text",
-    "alignment_z": "alignment over its standard deviation when F is turned at random, ‖MF‖/(√d ‖M‖ ‖F‖)",
-    "q_value": "share of false findings when this head and all less likely ones are called gradient-like (Benjamini–Hochberg), "
-    "from the larger of the one-sided p-values of cosine and alignment",
-    "gradient_like": "q_value ≤ 0.05: both cosine and alignment are higher than chance",
-    "symmetry": "tr(MM)/tr(MMᵀ): 1 where relevance is mutual, so that keys climb as queries do",
-    "landscape": "1 − cos of the head-summed M of this layer and the next: 0 the same landscape; NaN at the last layer",
-    "landscape_update": "1 − cos of what the attention of this layer and of the next do to this layer's cloud; NaN at the last layer",
-    "ledger": "1 − cos of what the layer's attention does to its cloud with and without a part, 0 where it makes no difference: "
-    "mask (every key permitted), norm (Δ against what it does to x̂), position (no rotation, no bias of place), "
-    "mlp (Δ of attention against that of the whole layer)",
-}  # fmt: skip
 Cloud = Float[Tensor, "n d"]
 Kept = Int[Tensor, " kept"]
 
 
 @torch.no_grad()
 def energy(
-    view: View, trace: Trace, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
+    trace: Trace, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> "xarray.Dataset":
     """Does each head move tokens up its own energy, and what keeps the layers from being a gradient flow?
 
@@ -77,26 +54,24 @@ def energy(
     **Relation** `operators` has alignment and symmetry without a text; `trajectory` says how far each head moves tokens.
 
     >>> import rheoscope as rs
-    >>> model = rs.load()
-    >>> found = rs.energy(model.view, model.trace("The keys to the cabinet are on the table"))
+    >>> found = rs.energy(rs.load().trace("The keys to the cabinet are on the table"))
     >>> found.cosine.dims, bool((abs(found.cosine) <= 1 + 1e-6).all())
     (('layer', 'head'), True)
     """
     kept = trace.kept(keep_massive, least=2).nonzero()[:, 0]
-    exact = torch.promote_types(trace.points.dtype, torch.float32)
     rows: list[dict[str, Tensor]] = []
     form = None
-    for layer, heads in enumerate(view.blocks):
-        M, F = (Factored(A.left.to(exact), A.right.to(exact)) for A in (heads.M(), heads.F()))
+    for layer, heads in enumerate(trace.view.blocks):
+        M, F = (Factored(exact(A.left), exact(A.right)) for A in (heads.M(), heads.F()))
         before, form = form, whole(M, len(heads.W_K))
         rows.append(of_layer(trace, layer, kept) | alignments(M, F, len(heads.W_K)))
         rows[layer]["landscape"] = torch.full_like(form[0, 0], float("nan"))
         if before is not None:
             rows[layer - 1]["landscape"] = between(before, form)
         if progress is not None:
-            progress(layer + 1, view.layers)
+            progress(layer + 1, trace.view.layers)
     values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return _told(view, trace, values, keep_massive)
+    return _answer(trace, values, keep_massive)
 
 
 def of_layer(trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
@@ -176,7 +151,7 @@ class Step:
 
 def step_of(trace: Trace, layer: int) -> Step:
     heads, x = trace.view.blocks[layer], trace.read_by(layer)
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = exact(x)
     norm, hat, made = heads.norm, heads.norm.hat(x), trace.carried(layer).exact()
     field, nothing = landscape(heads, hat), torch.zeros_like(hat[:1])
     queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None) for y in (hat, nothing))
@@ -273,7 +248,7 @@ def _normed(heads: Heads, trace: Trace, layer: int, x: Cloud, own: Cloud) -> Clo
 def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Cloud:
     """What the attention of a layer adds to a cloud when its weights are computed by `mechanism`."""
     out = mechanism.attend(q, k, v)[0].transpose(0, 1).flatten(1)
-    out = out.to(torch.promote_types(out.dtype, torch.float32))
+    out = exact(out)
     total = out @ heads.W_O.flatten(0, 1).to(out.dtype) + (0 if heads.b_O is None else heads.b_O)
     if heads.after is None:
         return total
@@ -288,8 +263,7 @@ def between(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
 
 
 def _attention(trace: Trace, layer: int) -> Cloud:
-    exact = torch.promote_types(trace.points.dtype, torch.float32)
-    return trace.points[trace.middle[layer]].to(exact) - trace.points[trace.where[layer]].to(exact)
+    return exact(trace.points[trace.middle[layer]]) - exact(trace.points[trace.where[layer]])
 
 
 # The answer
@@ -297,20 +271,12 @@ def _attention(trace: Trace, layer: int) -> Cloud:
 
 def found_beyond_chance(z: Float[Tensor, "layer head"], alignment_z: Float[Tensor, "layer head"]) -> Tensor:
     """q-values of "both are higher than chance": the larger of two p-values is one for the pair."""
-    p = torch.maximum(*(torch.special.erfc(x.double().cpu() / 2**0.5) / 2 for x in (z, alignment_z))).flatten()
-    rising, order = p.sort()
-    scaled = rising * len(p) / torch.arange(1, len(p) + 1)
-    q = scaled.flip(0).cummin(0).values.flip(0).clamp(max=1)
-    return torch.empty_like(p).scatter(0, order, q).reshape(z.shape)
+    return q_values(torch.maximum(*(one_sided(x.double().cpu()) for x in (z, alignment_z))))
 
 
-def _told(view: View, trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> Any:
+def _answer(trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> "xarray.Dataset":
     q = found_beyond_chance(values["z"], values["alignment_z"])
-    values |= {"q_value": q, "gradient_like": q <= LEVEL}
-    dims = {"landscape": ("layer",), "landscape_update": ("layer",), "ledger": ("layer", "difference")}
-    named = {name: (dims.get(name, ("layer", "head")), values[name]) for name in DEFINITIONS}
     attributes = {
-        "analysis": "energy",
         "space": "x̂",
         "massive": trace.massive(),
         "keep_massive": int(keep_massive),
@@ -321,9 +287,86 @@ def _told(view: View, trace: Trace, values: dict[str, Tensor], keep_massive: boo
         "found_expected_false": LEVEL * int((q <= LEVEL).sum()),
         "found_expected_under_null": f"at most one, with a chance of {LEVEL:.0%}",
     }
-    coords = {"layer": range(view.layers), "head": range(view.heads), "difference": list(DIFFERENCES)}
-    return dataset(named, DEFINITIONS, coords, attributes | trace.provenance)
+    numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
+    found = values | {"q_value": q, "gradient_like": q <= LEVEL}
+    return ENERGY.answer(found, numbers | {"difference": list(DIFFERENCES)}, attributes | trace.provenance)
 
 
 def _inner(a: Float[Tensor, "h r s"], b: Float[Tensor, "h r s"]) -> Float[Tensor, " h"]:
     return (a * b).sum((-2, -1))
+
+
+ENERGY = Analysis(
+    name="energy",
+    question="Does each head move tokens up its own energy, and what keeps the layers from being a gradient flow?",
+    ask=energy,
+    needs="trace",
+    fields={
+        "energy": Field(
+            ("layer", "head"),
+            "Λ = mean over tokens of log((1/n_i) Σ_j e^{s_ij}) over permitted keys j: the head's own scores on x̂, "
+            "without the bias of keys where it is constant along a row and softmax cannot see it",
+            unit="nats",
+        ),
+        "energy_after": Field(
+            ("layer", "head"),
+            "Λ after this head's own Δ_h is added to every query, x̂ taken anew through the norm, the keys as they were",
+            unit="nats",
+        ),
+        "first_order": Field(
+            ("layer", "head"),
+            "⟨∇Λ, Δ_h⟩ by the query-side gradient through the norm: what a small step of Δ_h changes Λ by",
+            unit="nats",
+        ),
+        "remainder": Field(
+            ("layer", "head"), "energy_after − energy − first_order: what the size of the step adds", unit="nats"
+        ),
+        "cosine": Field(
+            ("layer", "head"),
+            "cos(Δ_h, ∇Λ) over the whole cloud, ∇Λ = Σ_j α_ij x̂_j Mᵀ by x̂: 1 where the head moves tokens straight up its energy",
+            null="cosine_null",
+            null_sd="cosine_null_sd",
+        ),
+        "cosine_null": Field(
+            ("layer", "head"),
+            "mean of the same when F is turned at random (F Q, Q orthogonal: the same singular values): 0",
+        ),
+        "cosine_null_sd": Field(
+            ("layer", "head"), "standard deviation of the same over all Q, exact: ‖Δ_hᵀ∇Λ‖/(√d ‖Δ_h‖ ‖∇Λ‖)"
+        ),
+        "cosine_shared": Field(
+            ("layer", "head"),
+            "mean of the same with Δ_h permuted among the tokens: what tokens have in common, not what each one does",
+        ),
+        "z": Field(("layer", "head"), "(cosine − cosine_null)/cosine_null_sd"),
+        "alignment": Field(
+            ("layer", "head"), "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance, whatever the text"
+        ),
+        "alignment_z": Field(
+            ("layer", "head"), "alignment over its standard deviation when F is turned at random, ‖MF‖/(√d ‖M‖ ‖F‖)"
+        ),
+        "q_value": Field(
+            ("layer", "head"),
+            "share of false findings when this head and all less likely ones are called gradient-like (Benjamini–Hochberg), "
+            "from the larger of the one-sided p-values of cosine and alignment",
+        ),
+        "gradient_like": Field(("layer", "head"), "q_value ≤ 0.05: both cosine and alignment are higher than chance"),
+        "symmetry": Field(
+            ("layer", "head"), "tr(MM)/tr(MMᵀ): 1 where relevance is mutual, so that keys climb as queries do"
+        ),
+        "landscape": Field(
+            ("layer",),
+            "1 − cos of the head-summed M of this layer and the next: 0 the same landscape; NaN at the last layer",
+        ),
+        "landscape_update": Field(
+            ("layer",),
+            "1 − cos of what the attention of this layer and of the next do to this layer's cloud; NaN at the last layer",
+        ),
+        "ledger": Field(
+            ("layer", "difference"),
+            "1 − cos of what the layer's attention does to its cloud with and without a part, 0 where it makes no difference: "
+            "mask (every key permitted), norm (Δ against what it does to x̂), position (no rotation, no bias of place), "
+            "mlp (Δ of attention against that of the whole layer)",
+        ),
+    },
+)

@@ -7,20 +7,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.flow.clusters import clusters as clusters_of
 from rheoscope.flow.stem import stem
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.chance import permutations, z_scores
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
-
-DEFINITIONS = {
-    "purity": "share of tokens whose name is the commonest one in their cluster",
-    "purity_null": "mean of the same with the names permuted among the tokens",
-    "purity_z": "purity less its null, over the null's standard deviation",
-    "p_value": "share of permutations at least as pure, the measured one counted with them",
-}
 
 
 def quarters(trace: Trace, kept: Sequence[int]) -> list[object]:
@@ -40,7 +35,7 @@ NAMES: dict[str, Callable[[Trace, Sequence[int]], list[object]]] = {
 @torch.no_grad()
 def purity(
     trace: Trace,
-    found: "xarray.Dataset",
+    clusters: "xarray.Dataset | None" = None,
     names: Mapping[str, Sequence[object]] | None = None,
     draws: int = 200,
     seed: int = 0,
@@ -52,7 +47,8 @@ def purity(
     **Formula** purity = (1/n) Σ_clusters max_name |cluster ∩ name|. It grows with the number of clusters, so only its distance
     from the null (names permuted, clusters as they are) says anything.
 
-    **Shapes** `found` is the Dataset of `clusters(trace)`; `names` maps a heading to one name per token of the text (word
+    **Shapes** `clusters` is a Dataset of `clusters` or `density_clusters` (`clusters(trace)`, unless given);
+    `names` maps a heading to one name per token of the text (word
     classes, lemmas, topics, …) and is added to `token`, `stem` (English, in the place of a lemma, which would need a dictionary),
     `frequency` (quarter of the text's tokens in the order of their ids, which fall in frequency) and `position` (quarter of the text).
 
@@ -62,31 +58,31 @@ def purity(
 
     >>> import rheoscope as rs
     >>> trace = rs.load().trace("The keys to the cabinet are on the table, and the table is in the hall")
-    >>> made_of = rs.purity(trace, rs.clusters(trace))
+    >>> made_of = rs.purity(trace)
     >>> bool((made_of.purity.sel(by="token") <= 1).all())
     True
     """
-    kept, headings = found.token.values.tolist(), _named(trace, found.token.values.tolist(), names)
-    draw = torch.Generator().manual_seed(seed)
-    orders = torch.stack([torch.arange(len(kept)), *(torch.randperm(len(kept), generator=draw) for _ in range(draws))])
-    table = torch.stack(
-        [
-            torch.stack([pure(torch.as_tensor(label), name[orders]) for name in headings.values()])
-            for label in found.label.values
-        ]
-    )
+    found = clusters_of(trace) if clusters is None else clusters
+    kept = found.token.values.tolist()
+    headings = _named(trace, kept, names)
+    values = kernel(torch.as_tensor(found.label.values), torch.stack(list(headings.values())), draws, seed)
+    coords = {"point": found.point.values, "by": list(headings)}
+    attributes = {name: value for name, value in found.attrs.items() if name not in ("analysis", "seed", "draws")}
+    settings = {"clusters": found.attrs["analysis"], "draws": draws, "seed": seed}
+    return PURITY.answer(values, coords, attributes | settings)
+
+
+def kernel(label: Int[Tensor, "p n"], names: Int[Tensor, "by n"], draws: int, seed: int) -> dict[str, Tensor]:
+    """Purity of every clustering under every naming, beside the same names permuted."""
+    orders = torch.cat([torch.arange(label.shape[-1])[None], permutations(label.shape[-1], draws, seed)])
+    table = torch.stack([torch.stack([pure(one, name[orders]) for name in names]) for one in label])
     measured, null = table[..., 0], table[..., 1:]
-    spread = null.std(-1)
-    values = {
+    return {
         "purity": measured,
         "purity_null": null.mean(-1),
-        "purity_z": torch.where(spread > 0, (measured - null.mean(-1)) / torch.where(spread > 0, spread, 1), 0),
+        "purity_z": z_scores(measured, null.mean(-1), null.std(-1)),
         "p_value": (table >= measured[..., None] - 1e-12).double().mean(-1),
     }
-    coords = {"point": found.point.values, "by": list(headings)}
-    attributes = {name: found.attrs[name] for name in found.attrs if name not in ("analysis", "seed")}
-    told = {"analysis": "purity", "clusters": found.attrs["analysis"], "draws": draws, "seed": seed}
-    return dataset({name: (("point", "by"), x) for name, x in values.items()}, DEFINITIONS, coords, attributes | told)
 
 
 def pure(label: Int[Tensor, " n"], names: Int[Tensor, "draw n"]) -> Float[Tensor, " draw"]:
@@ -112,3 +108,19 @@ def _named(trace: Trace, kept: list[int], names: Mapping[str, Sequence[object]] 
 def _numbers(given: Sequence[object]) -> Int[Tensor, " n"]:
     seen = {name: at for at, name in enumerate(dict.fromkeys(given))}
     return torch.tensor([seen[name] for name in given])
+
+
+PURITY = Analysis(
+    name="purity",
+    question="What are clusters made of: one token, one stem, one frequency, one part of the text?",
+    ask=purity,
+    needs="trace",
+    fields={
+        "purity": Field(
+            ("point", "by"), "share of tokens whose name is the commonest one in their cluster", null="purity_null"
+        ),
+        "purity_null": Field(("point", "by"), "mean of the same with the names permuted among the tokens"),
+        "purity_z": Field(("point", "by"), "purity less its null, over the null's standard deviation"),
+        "p_value": Field(("point", "by"), "share of permutations at least as pure, the measured one counted with them"),
+    },
+)

@@ -8,53 +8,36 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import checked, components
-from rheoscope.space.dataset import dataset
 from rheoscope.space.prediction import predictions
 from rheoscope.space.trace import Trace
-from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
-DEFINITIONS = {
-    "probability": "probability of the answer, read off this step",
-    "rank": "how many tokens are likelier than the answer at this step, plus 1",
-    "entropy": "entropy of what this step predicts, in nats",
-    "kl": "KL divergence from what the last step predicts to what this step predicts, in nats",
-    "top_probabilities": "probabilities of the likeliest tokens at this step, falling",
-    "log_probability_elsewhere": "log probability of the answer at the last step of earlier tokens: is it this place's own?",
-    "top_tokens": "ids of the likeliest tokens at this step",
-    "said": "id of the token that each of the last places finds likeliest to come next, after the embedding and after every layer",
-    "said_probability": "its probability",
-    "attribution": "what a component writes into the answer's logit: its part of x̂ (scale of the final norm frozen) on the "
-    "answer's column of W_U less the mean of all columns",
-    "logit": "the answer's logit less the mean of all logits, before a cap: the sum of the attribution",
-}
-
-
-SAID = 8
-"""Places whose predictions are told at the end of every layer."""
+BEFORE = 7
+"""Tokens before it whose predictions are told too, at the end of every layer."""
 AT_ONCE = 48
 """Points that are read out at a time."""
 
 
 @torch.no_grad()
-def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None, k: int = 5) -> "xarray.Dataset":
+def readout(trace: Trace, token: int = -1, target: int | None = None, top: int = 5) -> "xarray.Dataset":
     """The logit lens: what each step of a token predicts.
 
     **Answers** "where in the network does the prediction form, and what did it look like before?"
 
     **Formula** p_step = softmax(final_norm(x_step) W_U + b), with the model's own final norm and logit cap, in float32.
-    The answer is the token that the last step finds likeliest, or `answer` (a token id).
+    The target is the token that the last step finds likeliest, or `target` (a token id).
 
-    Direct logit attribution: logit − mean = Σ_c (c C) D_g (W_U[answer] − mean W_U) · scale, over all components c of the
+    Direct logit attribution: logit − mean = Σ_c (c C) D_g (W_U[target] − mean W_U) · scale, over all components c of the
     last point (`rheoscope.space.components`), the scale of the final norm as the model has it, biases as components.
 
     **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
     `top_tokens` (ids), `top_probabilities`; (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …;
-    `logit`, its sum; (elsewhere): `log_probability_elsewhere`, at most 64 earlier tokens; (end, position): `said` (ids) and
-    `said_probability` of the token and at most 7 before it, at the end of every layer.
+    `logit`, its sum; (elsewhere): `log_probability_elsewhere`, at most 64 earlier tokens; (end, token): `likeliest` (ids) and
+    `likeliest_probability` of the token and at most 7 before it, at the end of every layer.
 
     **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
     logit; all unchanged by a turn of the axes of E that the model follows.
@@ -64,49 +47,43 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
 
     >>> import rheoscope as rs
     >>> model = rs.load()
-    >>> lens = rs.readout(model.view, model.trace("The keys to the cabinet are"))
+    >>> lens = rs.readout(model.trace("The keys to the cabinet are"))
     >>> float(lens.kl[-1]), int(lens["rank"][-1])
     (0.0, 1)
     """
     token = checked([token], len(trace))[0]
-    laws = predictions(view, trace.points[:, token])
-    answer = int(laws[-1].argmax()) if answer is None else answer
-    if not 0 <= answer < laws.shape[-1]:
-        raise RheoscopeError(f"the answer is a token id from 0 to {laws.shape[-1] - 1}, got {answer}")
-    written = attribution(view, trace, token, answer)
-    top = laws.topk(min(k, laws.shape[-1]))
-    values = {
-        "probability": laws[:, answer].exp(),
-        "rank": torch.stack([(law > law[answer]).sum() for law in laws]) + 1,
-        "entropy": torch.stack([-(law.exp() * law).sum() for law in laws]),
-        "kl": torch.stack([(laws[-1].exp() * (laws[-1] - law)).sum() for law in laws]).clamp(min=0),
-        "top_tokens": top.indices,
-        "top_probabilities": top.values.exp(),
-    }
-    named: dict[str, tuple[tuple[str, ...], Tensor]] = {
-        name: (("point", "k")[: x.ndim], x) for name, x in values.items()
-    }
-    named["attribution"] = (("component",), torch.stack(list(written.values())))
-    named["logit"] = ((), named["attribution"][1].sum())
-    others = elsewhere(token)
-    told = predictions(view, trace.points[-1, others])[:, answer]
-    named["log_probability_elsewhere"] = (("elsewhere",), told)
-    ends, there = layer_ends(trace.steps), list(range(max(0, token - SAID + 1), token + 1))
-    named |= {name: (("end", "position"), x) for name, x in along(view, trace, ends, there).items()}
-    attributes = {
-        "analysis": "readout",
-        "space": "normed",
-        "token": token,
-        "answer": answer,
-    }
+    laws = predictions(trace.view, trace.points[:, token])
+    target = int(laws[-1].argmax()) if target is None else target
+    if not 0 <= target < laws.shape[-1]:
+        raise RheoscopeError(f"the target is a token id from 0 to {laws.shape[-1] - 1}, got {target}")
+    written, others = attribution(trace, token, target), elsewhere(token)
+    ends, there = layer_ends(trace.steps), list(range(max(0, token - BEFORE), token + 1))
+    values = kernel(laws, target, top) | likeliest(trace, ends, there)
+    values["attribution"] = torch.stack(list(written.values()))
+    values["logit"] = values["attribution"].sum()
+    values["log_probability_elsewhere"] = predictions(trace.view, trace.points[-1, others])[:, target]
     coords: dict[str, Any] = {
         "point": list(trace.steps),
         "component": list(written),
         "elsewhere": others,
-        "position": there,
+        "token": there,
+        "word": ("token", [trace.tokens[at] for at in there]),
+        "end": [trace.steps[at] for at in ends],
     }
-    coords |= {"end": [trace.steps[at] for at in ends], "word": ("position", [trace.tokens[at] for at in there])}
-    return dataset(named, DEFINITIONS, coords, attributes | trace.provenance)
+    return READOUT.answer(values, coords, {"space": "normed", "token": token, "target": target} | trace.provenance)
+
+
+def kernel(laws: Float[Tensor, "p vocabulary"], target: int, top: int) -> dict[str, Tensor]:
+    """What every point says of a target, from its log probabilities of all tokens."""
+    best, last = laws.topk(min(top, laws.shape[-1])), laws[-1]
+    return {
+        "probability": laws[:, target].exp(),
+        "rank": torch.stack([(law > law[target]).sum() for law in laws]) + 1,
+        "entropy": torch.stack([-(law.exp() * law).sum() for law in laws]),
+        "kl": torch.stack([(last.exp() * (last - law)).sum() for law in laws]).clamp(min=0),
+        "top_tokens": best.indices,
+        "top_probabilities": best.values.exp(),
+    }
 
 
 def layer_ends(steps: Sequence[str]) -> list[int]:
@@ -114,14 +91,14 @@ def layer_ends(steps: Sequence[str]) -> list[int]:
     return [at for at, step in enumerate(steps) if at == 0 or step.endswith("resid_post")]
 
 
-def along(view: View, trace: Trace, ends: list[int], there: list[int]) -> dict[str, Tensor]:
+def likeliest(trace: Trace, ends: list[int], there: list[int]) -> dict[str, Tensor]:
     """What each of several places finds likeliest at the end of every layer; no table of all predictions exists."""
     points = trace.points[torch.tensor(ends)[:, None], there].flatten(0, 1)
-    best = [predictions(view, some).max(-1) for some in points.split(AT_ONCE)]
+    best = [predictions(trace.view, some).max(-1) for some in points.split(AT_ONCE)]
     shape = (len(ends), len(there))
     return {
-        "said": torch.cat([one.indices for one in best]).reshape(shape),
-        "said_probability": torch.cat([one.values for one in best]).exp().reshape(shape),
+        "likeliest": torch.cat([one.indices for one in best]).reshape(shape),
+        "likeliest_probability": torch.cat([one.values for one in best]).exp().reshape(shape),
     }
 
 
@@ -134,17 +111,52 @@ def elsewhere(token: int, most: int = 64) -> list[int]:
     return list(range(token)) if token <= most else [token * at // most for at in range(most)]
 
 
-def attribution(view: View, trace: Trace, token: int, answer: int) -> dict[str, Float[Tensor, ""]]:
-    """The answer's logit, less the mean of all logits and before a cap, as a sum over all that wrote it."""
+def attribution(trace: Trace, token: int, target: int) -> dict[str, Float[Tensor, ""]]:
+    """The target's logit, less the mean of all logits and before a cap, as a sum over all that wrote it."""
+    view = trace.view
     assert view.unembed is not None
     made, norm = components(trace, tokens=[token]), view.final_norm
     x = trace.points[-1, token].to(made.parts.dtype)
-    towards = (view.unembed[:, answer] - view.unembed.mean(-1)).to(x.dtype)
+    towards = (view.unembed[:, target] - view.unembed.mean(-1)).to(x.dtype)
     read = towards if norm.gain is None else norm.gain.to(x.dtype) * towards
     each = norm.centre(made.parts[:, 0]) * norm.scale(x) @ read
     written = dict(zip(made.names, each, strict=True))
     if norm.bias is not None:
         written["final_norm.bias"] = norm.bias.to(x.dtype) @ towards
     if view.unembed_bias is not None:
-        written["unembed.bias"] = (view.unembed_bias[answer] - view.unembed_bias.mean()).to(x.dtype)
+        written["unembed.bias"] = (view.unembed_bias[target] - view.unembed_bias.mean()).to(x.dtype)
     return written
+
+
+READOUT = Analysis(
+    name="readout",
+    question="Where does the prediction form, and who writes it? (the logit lens and direct logit attribution)",
+    ask=readout,
+    needs="trace",
+    fields={
+        "probability": Field(("point",), "probability of the target, read off this step"),
+        "rank": Field(("point",), "how many tokens are likelier than the target at this step, plus 1"),
+        "entropy": Field(("point",), "entropy of what this step predicts", unit="nats"),
+        "kl": Field(
+            ("point",), "KL divergence from what the last step predicts to what this step predicts", unit="nats"
+        ),
+        "top_tokens": Field(("point", "k"), "ids of the likeliest tokens at this step"),
+        "top_probabilities": Field(("point", "k"), "probabilities of the likeliest tokens at this step, falling"),
+        "log_probability_elsewhere": Field(
+            ("elsewhere",),
+            "log probability of the target at the last step of earlier tokens: is it this place's own?",
+            unit="nats",
+        ),
+        "likeliest": Field(
+            ("end", "token"),
+            "id of the token that each of the last places finds likeliest to come next, after the embedding and after every layer",
+        ),
+        "likeliest_probability": Field(("end", "token"), "its probability"),
+        "attribution": Field(
+            ("component",),
+            "what a component writes into the target's logit: its part of x̂ (scale of the final norm frozen) on the "
+            "target's column of W_U less the mean of all columns",
+        ),
+        "logit": Field((), "the target's logit less the mean of all logits, before a cap: the sum of the attribution"),
+    },
+)

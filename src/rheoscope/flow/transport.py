@@ -1,7 +1,7 @@
 """Is keeping every token's identity the cheapest way to move the cloud? Exact optimal transport from layer to layer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import stdev
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ from torch import Tensor
 from rheoscope.flow.cloud import clouds
 from rheoscope.flow.sinkhorn import divergence
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.chance import permutations
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -22,32 +23,6 @@ if TYPE_CHECKING:
 
 EXACT = 2048
 """Tokens up to which the assignment is solved; a cost matrix of float64 has 32 MiB there."""
-DEFINITIONS = {
-    "identity_cost": "mean ‖y_i − x_i‖²: what it costs that every token stays itself",
-    "w2_squared": "W₂²: the least mean ‖y_σ(i) − x_i‖² over all permutations σ",
-    "random_cost": "mean ‖y_j − x_i‖² over all pairs: what pairing at random costs",
-    "kappa": "(random − identity)/(random − W₂²): 1 where identity is optimal, 0 where it is no better than chance",
-    "kappa_null": "the same with the displacements permuted among the tokens, mean over draws",
-    "kappa_null_sd": "standard deviation of κ over the draws of its null",
-    "identity_share": "share of tokens that the optimal coupling leaves in place, on the centred sphere",
-    "identity_share_null": "the same with the displacements of the directions permuted among the tokens, mean over draws",
-    "identity_share_null_sd": "standard deviation of the identity share over the draws of its null",
-    "efficiency": "W₂²/identity cost: 1 almost everywhere, so it says little",
-    "coupling": "the token whose new place this token would take in the optimal coupling",
-    "geodesic_straightness": "W₂ from first to last cloud over the sum of W₂ between layers: 1 on a geodesic",
-}
-FIELDS = (
-    "identity_cost",
-    "w2_squared",
-    "random_cost",
-    "kappa",
-    "kappa_null",
-    "kappa_null_sd",
-    "identity_share",
-    "identity_share_null",
-    "identity_share_null_sd",
-    "efficiency",
-)
 Cloud = Float[Tensor, "n d"]
 
 
@@ -85,23 +60,33 @@ def transport(
     True
     """
     seen = clouds(trace, space, grain, keep_massive, least=2)
-    points = seen.points.double()
-    last = len(points) - 1
+    points, last = seen.points.double(), len(seen) - 1
     strides = powers(last) if strides is None else _checked(strides, last)
+    attributes = {"draws": draws, "seed": seed} | method(points, seed) | seen.attributes
+    coords = {
+        "step": list(seen.steps[1:]),
+        "token": seen.tokens,
+        "word": ("token", seen.words),
+        "stride": list(strides),
+    }
+    return TRANSPORT.answer(kernel(points, strides, draws, seed, progress), coords, attributes)
+
+
+def kernel(
+    points: Float[Tensor, "p n d"],
+    strides: Sequence[int],
+    draws: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Tensor]:
+    """Every pair of clouds that lie a stride apart; an assignment is solved on the CPU, one pair after the other."""
+    last, moves = len(points) - 1, {}
     pairs = [(stride, at) for stride in strides for at in range(last - stride + 1)]
-    moves = {}
     for done, (stride, at) in enumerate(pairs):
         moves[stride, at] = moved(points[at], points[at + stride], draws, seed)
         if progress is not None:
             progress(done + 1, len(pairs))
-    attributes = {"analysis": "transport", "draws": draws, "seed": seed} | method(points, seed) | seen.attributes
-    coords = {
-        "step": list(seen.steps[1:]),
-        "token": seen.kept,
-        "word": ("token", seen.tokens),
-        "stride": list(strides),
-    }
-    return dataset(_values(points, moves, list(strides)), _definitions(), coords, attributes)
+    return _values(points, moves, list(strides))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +99,7 @@ class Moved:
 
 def moved(x: Cloud, y: Cloud, draws: int, seed: int) -> Moved:
     """All numbers of one pair of clouds, with their nulls."""
-    draw = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(len(x), generator=draw) for _ in range(draws)]
+    orders = permutations(len(x), draws, seed)
     identity, random, best, coupling = costs(x, y)
     kappas = [_kappa(x, x + (y - x)[order]) for order in orders]
     shares = [in_place(x, y, order) for order in orders]
@@ -217,26 +201,20 @@ def _directions(x: Cloud) -> Cloud:
 
 def _values(
     points: Float[Tensor, "p n d"], moves: dict[tuple[int, int], Moved], strides: list[int]
-) -> dict[str, tuple[tuple[str, ...], Tensor]]:
+) -> dict[str, Tensor]:
     last = len(points) - 1
-    values: dict[str, tuple[tuple[str, ...], Tensor]] = {}
-    for name in FIELDS:
+    values: dict[str, Tensor] = {}
+    for name in OF_PAIR:
         table = torch.full((len(strides), last), float("nan"), dtype=torch.float64)
         for (stride, at), one in moves.items():
             table[strides.index(stride), at + stride - 1] = one.figures[name]
-        values[f"{name}_strided"] = (("stride", "step"), table)
-        values[name] = (("step",), table[0])
-    values["coupling"] = (("step", "token"), torch.stack([moves[1, at].coupling for at in range(last)]))
+        values |= {f"{name}_strided": table, name: table[0]}
+    values["coupling"] = torch.stack([moves[1, at].coupling for at in range(last)])
     whole = moves[last, 0] if (last, 0) in moves else moved(points[0], points[-1], 0, 0)
     way = sum(moves[1, at].figures["w2_squared"] ** 0.5 for at in range(last))
     straight = whole.figures["w2_squared"] ** 0.5 / way if way > 0 else 1.0
-    values["geodesic_straightness"] = ((), torch.tensor(straight, dtype=torch.float64))
+    values["geodesic_straightness"] = torch.tensor(straight, dtype=torch.float64)
     return values
-
-
-def _definitions() -> dict[str, str]:
-    over = {f"{name}_strided": f"{DEFINITIONS[name]}, from `stride` layers before" for name in FIELDS}
-    return DEFINITIONS | over
 
 
 def _checked(strides: Sequence[int], last: int) -> list[int]:
@@ -255,3 +233,52 @@ def _mean(values: list[float]) -> float:
 
 def _spread(values: list[float]) -> float:
     return stdev(values) if len(values) > 1 else float("nan")
+
+
+OF_PAIR: dict[str, Field] = {
+    "identity_cost": Field(("step",), "mean ‖y_i − x_i‖²: what it costs that every token stays itself"),
+    "w2_squared": Field(("step",), "W₂²: the least mean ‖y_σ(i) − x_i‖² over all permutations σ"),
+    "random_cost": Field(("step",), "mean ‖y_j − x_i‖² over all pairs: what pairing at random costs"),
+    "kappa": Field(
+        ("step",),
+        "(random − identity)/(random − W₂²): 1 where identity is optimal, 0 where it is no better than chance",
+        null="kappa_null",
+        null_sd="kappa_null_sd",
+    ),
+    "kappa_null": Field(("step",), "the same with the displacements permuted among the tokens, mean over draws"),
+    "kappa_null_sd": Field(("step",), "standard deviation of κ over the draws of its null"),
+    "identity_share": Field(
+        ("step",),
+        "share of tokens that the optimal coupling leaves in place, on the centred sphere",
+        null="identity_share_null",
+        null_sd="identity_share_null_sd",
+    ),
+    "identity_share_null": Field(
+        ("step",), "the same with the displacements of the directions permuted among the tokens, mean over draws"
+    ),
+    "identity_share_null_sd": Field(("step",), "standard deviation of the identity share over the draws of its null"),
+    "efficiency": Field(("step",), "W₂²/identity cost: 1 almost everywhere, so it says little"),
+}
+"""What one pair of clouds gives."""
+
+
+def _strided(field: Field) -> Field:
+    null, spread = (name and f"{name}_strided" for name in (field.null, field.null_sd))
+    definition = f"{field.definition}, from `stride` layers before"
+    return replace(field, dims=("stride", "step"), definition=definition, null=null, null_sd=spread)
+
+
+TRANSPORT = Analysis(
+    name="transport",
+    question="Is keeping every token's identity the cheapest way to move the cloud?",
+    ask=transport,
+    needs="trace",
+    fields=OF_PAIR
+    | {f"{name}_strided": _strided(field) for name, field in OF_PAIR.items()}
+    | {
+        "coupling": Field(("step", "token"), "the token whose new place this token would take in the optimal coupling"),
+        "geodesic_straightness": Field(
+            (), "W₂ from first to last cloud over the sum of W₂ between layers: 1 on a geodesic"
+        ),
+    },
+)

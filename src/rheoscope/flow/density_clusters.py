@@ -1,5 +1,6 @@
 """Clusters by density: HDBSCAN finds as many as there are, and says which tokens belong to none."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,19 +10,12 @@ from torch import Tensor
 from rheoscope.flow.cloud import clouds
 from rheoscope.flow.clusters import shuffle
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pairs import cosines, inner_products
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
-
-DEFINITIONS = {
-    "cluster_count": "clusters that HDBSCAN finds among the centred directions of the tokens (cosine distance)",
-    "cluster_count_null": "the same with every coordinate shuffled among the tokens (basis-dependent)",
-    "noise": "share of tokens that belong to no cluster",
-    "label": "which cluster a token is in; −1: none",
-}
 
 
 @torch.no_grad()
@@ -50,19 +44,22 @@ def density_clusters(
     True
     """
     seen = clouds(trace, space, grain, keep_massive, least=3)
-    if not 2 <= least <= len(seen.kept):
-        raise RheoscopeError(f"a cluster has from 2 to {len(seen.kept)} tokens here, got least={least}; type least=2")
-    labels = torch.stack([by_density(x.double(), least) for x in seen])
-    nulls = torch.stack([by_density(shuffle(x.double(), seed), least) for x in seen])
-    values = {
-        "cluster_count": (("point",), labels.amax(-1) + 1),
-        "cluster_count_null": (("point",), nulls.amax(-1) + 1),
-        "noise": (("point",), (labels < 0).double().mean(-1)),
-        "label": (("point", "token"), labels),
+    if not 2 <= least <= len(seen.tokens):
+        raise RheoscopeError(f"a cluster has from 2 to {len(seen.tokens)} tokens here, got least={least}; type least=2")
+    coords = {"point": list(seen.steps), "token": seen.tokens}
+    return DENSITY_CLUSTERS.answer(kernel(seen, least, seed), coords, {"least": least, "seed": seed} | seen.attributes)
+
+
+def kernel(clouds: Iterable[Float[Tensor, "n d"]], least: int, seed: int) -> dict[str, Tensor]:
+    """Labels of clouds of the same tokens, one after the other; HDBSCAN itself runs on the CPU."""
+    both = [(by_density(x.double(), least), by_density(shuffle(x.double(), seed), least)) for x in clouds]
+    labels, nulls = (torch.stack(column) for column in zip(*both, strict=True))
+    return {
+        "cluster_count": labels.amax(-1) + 1,
+        "cluster_count_null": nulls.amax(-1) + 1,
+        "noise": (labels < 0).double().mean(-1),
+        "label": labels,
     }
-    coords = {"point": list(seen.steps), "token": seen.kept}
-    attributes = {"analysis": "density_clusters", "least": least, "seed": seed} | seen.attributes
-    return dataset(values, DEFINITIONS, coords, attributes)
 
 
 def by_density(x: Float[Tensor, "n d"], least: int) -> Int[Tensor, " n"]:
@@ -74,5 +71,23 @@ def by_density(x: Float[Tensor, "n d"], least: int) -> Int[Tensor, " n"]:
 
     distance = (1 - cosines(inner_products(x))).clamp(min=0)
     distance.fill_diagonal_(0)
-    found = HDBSCAN(min_cluster_size=least, metric="precomputed", copy=True).fit_predict(distance.numpy())
+    found = HDBSCAN(min_cluster_size=least, metric="precomputed", copy=True).fit_predict(distance.cpu().numpy())
     return torch.as_tensor(found).long()
+
+
+DENSITY_CLUSTERS = Analysis(
+    name="density_clusters",
+    question="Which clusters does HDBSCAN find, no angle chosen, and which tokens belong to none?",
+    ask=density_clusters,
+    needs="trace",
+    fields={
+        "cluster_count": Field(
+            ("point",),
+            "clusters that HDBSCAN finds among the centred directions of the tokens (cosine distance)",
+            null="cluster_count_null",
+        ),
+        "cluster_count_null": Field(("point",), "the same with every coordinate shuffled among the tokens", basis=True),
+        "noise": Field(("point",), "share of tokens that belong to no cluster"),
+        "label": Field(("point", "token"), "which cluster a token is in; −1: none"),
+    },
+)

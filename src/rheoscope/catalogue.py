@@ -1,0 +1,61 @@
+"""Every analysis by name: one table, the only registry. What is said of all analyses is computed from it.
+
+A row is a public name and the file that declares it; the file is read when the analysis is first asked for. The function
+`transport` and its declaration `TRANSPORT` live in `flow/transport.py`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas
+
+    from rheoscope.space.analysis import Analysis
+
+TABLE: dict[str, str] = {
+    "readout": "rheoscope.flow.readout",
+    "trajectory": "rheoscope.flow.trajectory",
+    "transport": "rheoscope.flow.transport",
+    "geometry_kept": "rheoscope.flow.geometry_kept",
+    "clusters": "rheoscope.flow.clusters",
+    "density_clusters": "rheoscope.flow.density_clusters",
+    "purity": "rheoscope.flow.purity",
+    "massive_tokens": "rheoscope.flow.massive_tokens",
+    "energy": "rheoscope.flow.energy",
+}
+"""Public name → file, in the order in which people read them."""
+
+
+def names() -> list[str]:
+    """Every analysis, in the order of the table."""
+    return list(TABLE)
+
+
+def analysis(name: str) -> "Analysis":
+    """The declaration of an analysis, by its public name.
+
+    >>> analysis("transport").needs
+    'trace'
+    """
+    if name not in TABLE:
+        from rheoscope.shapes import RheoscopeError  # with torch, which a look at the table does not need
+
+        raise RheoscopeError(f"there is no analysis {name!r}; type one of {', '.join(TABLE)}")
+    return getattr(import_module(TABLE[name]), name.upper())
+
+
+def analyses() -> "pandas.DataFrame":
+    """Every analysis that can be asked: its name, the question it answers and what it needs.
+
+    `needs` is "view" (weights alone: `rs.operators(model.view)`), "trace" (one text: `rs.transport(trace)`) or "model" (runs
+    the model again: `rs.surgery(model, text)`).
+
+    >>> import rheoscope as rs
+    >>> rs.analyses().loc["transport", "needs"]
+    'trace'
+    """
+    import pandas as pd
+
+    rows = [analysis(name) for name in TABLE]
+    table = {"question": [one.question for one in rows], "needs": [one.needs for one in rows]}
+    return pd.DataFrame(table, index=pd.Index(TABLE, name="name"))

@@ -1,0 +1,98 @@
+"""An analysis as a value: what it asks, what it needs, and every field that it answers with.
+
+As a mechanism is a row of `attention/zoo.py`, an analysis is a row of `catalogue.py`. It is declared at the end of its own
+file, beside the function that computes it, and all else follows from the declaration: the public name, the command, the
+report, the picture, the rows of a corpus, the battery of laws, the list in the documentation.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import xarray
+
+Needs = Literal["view", "trace", "model"]
+"""view: weights alone · trace: one text · model: the model runs again."""
+SUBJECTS = ("view", "trace", "model", "text", "texts")
+"""What an analysis can be about: the names of its first parameters. Every other parameter is a setting with a default."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of an answer.
+
+    `dims` name its axes; `definition` is one sentence; `unit` is empty for a pure number; `null` names the field of the same
+    answer that holds what chance would give, `null_sd` the one that holds how far that spreads.
+
+    `basis`: it depends on the coordinates that E is written in. `gauge`: it depends on the coordinates of a head, which the
+    model itself cannot see, and stands beside a field that does not.
+    """
+
+    dims: tuple[str, ...]
+    definition: str
+    unit: str = ""
+    null: str = ""
+    null_sd: str = ""
+    basis: bool = False
+    gauge: bool = False
+
+    def attributes(self) -> dict[str, str]:
+        """What the array carries with it, as far as there is something to say."""
+        told = {"definition": self.definition, "unit": self.unit, "null": self.null, "null_sd": self.null_sd}
+        marks = {"basis": "depends on the basis of E"} if self.basis else {}
+        marks |= {"gauge": "depends on the coordinates of the head"} if self.gauge else {}
+        return {name: text for name, text in (told | marks).items() if text}
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """A question that can be asked of a model or of a text, and the shape of its answer.
+
+    `name` is its public name, `question` one line without maths, `ask` the function that answers with an `xarray.Dataset`,
+    `needs` what it must be given, `fields` every array it may answer with.
+
+    **Laws** `ask` can be called with its subject alone: every setting has a default. Each field of an answer is declared, and
+    has the declared axes.
+
+    >>> import torch
+    >>> length = Analysis("length", "How long is it?", lambda trace: None, "trace", {"n": Field((), "number of tokens")})
+    >>> length.answer({"n": torch.tensor(3)}, {}, {"seed": 0}).n.attrs["definition"]
+    'number of tokens'
+    """
+
+    name: str
+    question: str
+    ask: "Callable[..., xarray.Dataset]"
+    needs: Needs
+    fields: Mapping[str, Field]
+
+    def answer(
+        self, values: Mapping[str, Any], coords: Mapping[str, Any], attributes: Mapping[str, Any]
+    ) -> "xarray.Dataset":
+        """Named arrays as a Dataset: axes and definitions as declared, settings and provenance in its attributes."""
+        import xarray as xr
+
+        data = {
+            name: xr.Variable(self.fields[name].dims, _plain(x), self.fields[name].attributes())
+            for name, x in values.items()
+        }
+        return xr.Dataset(data, coords, {"analysis": self.name} | dict(attributes))
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """What it must be given, in order: ("trace",), ("model", "trace"), …"""
+        return tuple(name for name in inspect.signature(self.ask).parameters if name in SUBJECTS)
+
+    @property
+    def settings(self) -> dict[str, inspect.Parameter]:
+        """What can be set, by name."""
+        parameters = inspect.signature(self.ask).parameters
+        return {name: one for name, one in parameters.items() if name not in SUBJECTS and name != "progress"}
+
+
+def _plain(x: Any) -> Any:
+    return x.detach().cpu().numpy() if isinstance(x, Tensor) else x

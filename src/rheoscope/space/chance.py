@@ -1,0 +1,123 @@
+"""Chance in one place: what is drawn for nulls and intervals, and how far from chance a number lies.
+
+permutations, rotations       what nulls are made of, from a seed
+z_scores, q_values            how far from the null, and how sure after many tests (Benjamini and Hochberg)
+bootstrap, bootstrap_means    intervals of a mean when texts (chunks, prompts) are drawn anew
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+RESAMPLES = 2000
+CHUNK = 32
+"""Tokens of a unit where there are few texts."""
+FEWEST = 5
+"""Units below which a bootstrap says nothing."""
+Ends = tuple[Float[Tensor, "*c"], Float[Tensor, "*c"]]
+
+
+def permutations(n: int, draws: int, seed: int) -> Int[Tensor, "draw n"]:
+    """Orders of n things drawn at random, the same ones for the same seed.
+
+    >>> permutations(3, 2, seed=0).sort(-1).values.tolist()
+    [[0, 1, 2], [0, 1, 2]]
+    """
+    draw = Generator().manual_seed(seed)
+    orders = [torch.randperm(n, generator=draw) for _ in range(draws)]
+    return torch.stack(orders) if orders else torch.empty(0, n, dtype=torch.long)
+
+
+def rotations(
+    count: int, width: int, generator: Generator, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "count d d"]:
+    """Orthogonal maps of a space drawn evenly (Haar), on the CPU: no gauge moves them.
+
+    >>> Q = rotations(2, 3, Generator().manual_seed(0))
+    >>> torch.allclose(Q @ Q.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6)
+    True
+    """
+    Q, R = torch.linalg.qr(torch.randn(count, width, width, generator=generator).to(dtype))
+    return Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without this QR does not draw evenly
+
+
+# How far from chance
+
+
+def z_scores(own: Float[Tensor, "*h"], mean: Float[Tensor, "*h"], sd: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
+    """(own − mean) / sd; 0 where the null has no spread, NaN where there is no null.
+
+    >>> z_scores(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0])).tolist()
+    [1.0, 0.0]
+    """
+    return torch.where(sd > 0, (own - mean) / torch.where(sd > 0, sd, 1), torch.where(sd == 0, 0, sd))
+
+
+def two_sided(z: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
+    """How often a normal draw lies as far from 0 as z.
+
+    >>> round(float(two_sided(torch.tensor(1.96))), 3)
+    0.05
+    """
+    return torch.erfc(z.abs() / math.sqrt(2))
+
+
+def one_sided(z: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
+    """How often a normal draw is at least z."""
+    return torch.special.erfc(z / math.sqrt(2)) / 2
+
+
+def q_values(p: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
+    """The smallest share of false finds at which each p-value would be called a find; NaN stays NaN.
+
+    **Source** Benjamini and Hochberg 1995.
+
+    >>> [round(q, 3) for q in q_values(torch.tensor([0.01, 0.02, 0.6])).tolist()]
+    [0.03, 0.03, 0.6]
+    """
+    there = ~p.isnan()
+    order = p[there].argsort()
+    steps = p[there][order] * len(order) / torch.arange(1, len(order) + 1, device=p.device)
+    falling = steps.flip(0).cummin(0).values.flip(0).clamp(max=1)
+    found = p.clone()
+    found[there] = torch.empty_like(falling).index_copy_(0, order, falling)
+    return found
+
+
+# Intervals
+
+
+def bootstrap(sums: Float[Tensor, "*c u"], sizes: list[int], generator: Generator) -> Ends:
+    """The 95 % interval of a mean over units, of which sums and sizes are known, when units are drawn anew; NaN for too few."""
+    return percentiles(bootstrap_means(sums, sizes, generator))
+
+
+def bootstrap_means(
+    sums: Float[Tensor, "*c u"], sizes: list[int], generator: Generator
+) -> Float[Tensor, "*c resamples"]:
+    """The mean over units drawn anew, again and again, the same units for all rows; NaN for too few."""
+    if len(sizes) < FEWEST:
+        return torch.full((*sums.shape[:-1], 1), torch.nan, dtype=sums.dtype)
+    drawn = torch.randint(len(sizes), (RESAMPLES, len(sizes)), generator=generator)
+    times = torch.zeros(drawn.shape, dtype=sums.dtype).scatter_add_(1, drawn, torch.ones(drawn.shape, dtype=sums.dtype))
+    return sums @ times.mT / (times @ torch.tensor(sizes, dtype=sums.dtype))
+
+
+def percentiles(means: Float[Tensor, "*c resamples"]) -> Ends:
+    """Where the middle 95 % of them begin and end."""
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype), -1)
+    return low, high
+
+
+def units(lengths: list[int]) -> list[int]:
+    """Tokens of every unit that is drawn, text after text: whole texts, or chunks of each where texts are few."""
+    if len(lengths) >= FEWEST:
+        return lengths
+    return [min(CHUNK, length - at) for length in lengths for at in range(0, length, CHUNK)]
+
+
+def unit_name(lengths: list[int]) -> str:
+    """What is drawn anew, in words."""
+    return "texts" if len(lengths) >= FEWEST else f"chunks of {CHUNK} tokens"
