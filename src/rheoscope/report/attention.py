@@ -110,7 +110,7 @@ def show(out: Path, json_file: Path | None, tokens: int, explain: bool) -> None:
     """What `rheoscope attention` does: survey, table, files; fails when a declared law is broken."""
     from rich.console import Console
 
-    from rheoscope.report.plot.attention import plot_attention
+    from rheoscope.report.plot.attention import figure
 
     console = Console(highlight=False)
     with Console(stderr=True).status("checking the laws of every mechanism"):
@@ -122,7 +122,7 @@ def show(out: Path, json_file: Path | None, tokens: int, explain: bool) -> None:
     )
     console.print(reasons(rows, explain))
     with Console(stderr=True).status("drawing"):
-        picture = png(plot_attention(rows, points))
+        picture = png(figure(rows, points))
         said = [
             save(picture, out / "rheoscope-attention.png"),
             page(rows, picture, tokens).save(out / "rheoscope-attention.html"),

@@ -1,9 +1,18 @@
-"""A Dataset as a figure: the file in plot/ that has the analysis's name knows how."""
+"""What an analysis found as a picture, and the picture by two hands: `plot` for papers, `show` for notebooks.
 
+The file in `plot/` that has the analysis's name says what the picture shows.
+"""
+
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.picture import Picture
+from rheoscope.report.tokens import Words
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -11,47 +20,60 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plot(dataset: "xarray.Dataset", **more: Any) -> "Figure":
+def plot(dataset: "xarray.Dataset", words: Words | None = None, types: "xarray.Dataset | None" = None) -> "Figure":
     """What an analysis found, as a matplotlib Figure for papers: `rs.plot(rs.transport(trace)).savefig("transport.pdf")`.
 
-    **Takes** any Dataset of the flow (`readout`, `trajectory`, `transport`, `kept`, `clusters`, `density_clusters`, `purity`,
-    `massive`, `energy`) or of the covers (`agreement`, `distortion`, `torn`, `stack`, `composition`, `rollout`, `why`,
-    `head_types`, `fixed_point`, `scores`, `operators`, `boundary`, `prefix_stability`, `surgery`, `surgery_by_head`, `decay`,
-    `reversed_attention`, `attention_patching`, `faithfulness`). For `readout`, `words=model.words` puts texts in the place of
-    token ids; for maps of heads, `types=rs.head_types(model)` marks what kind each head is.
+    **Takes** the Dataset of any analysis of `rs.analyses()`, or of an experiment of `rs.dynamics`. `words=model.words` puts
+    texts in the place of token ids; `types=rs.head_types(model)` marks on maps of heads what kind each head is.
 
-    **Relation** `interactive` draws the same for notebooks, `save_report` all of them on one page.
+    **Relation** `show` draws the same for notebooks, `table` has its numbers, `save_report` draws all of a text on one page.
 
     >>> import rheoscope as rs
     >>> figure = rs.plot(rs.trajectory(rs.load().trace("The keys to the cabinet are")))
     >>> len(figure.axes)
     4
     """
-    return _drawn("plot", dataset, more)
+    own = _from_file(dataset, "figure")  # drawn with matplotlib itself
+    return on_paper(picture_of(dataset, words, types)) if own is None else own(dataset)
 
 
-def interactive(dataset: "xarray.Dataset", **more: Any) -> Any:
+def show(dataset: "xarray.Dataset", words: Words | None = None, types: "xarray.Dataset | None" = None) -> Any:
     """What an analysis found, as a plotly Figure for notebooks, with the numbers under the pointer.
 
     **Takes** what `plot` takes; needs `pip install 'rheoscope[notebook]'`.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
-    >>> lens = rs.readout(model.view, model.trace("The keys to the cabinet are"))
-    >>> type(rs.interactive(lens, words=model.words)).__name__
+    >>> lens = rs.readout(model.trace("The keys to the cabinet are"))
+    >>> type(rs.show(lens, words=model.words)).__name__
     'Figure'
     """
-    return _drawn("interactive", dataset, more)
+    return in_notebook(picture_of(dataset, words, types))
 
 
-def _drawn(way: str, dataset: "xarray.Dataset", more: dict[str, Any]) -> Any:
-    name = str(getattr(dataset, "attrs", {}).get("analysis", ""))
-    home = f"rheoscope.report.plot.{name}"
-    draw = getattr(import_module(home), f"{way}_{name}", None) if name.isidentifier() and find_spec(home) else None
+def picture_of(dataset: "xarray.Dataset", words: Words | None = None, types: "xarray.Dataset | None" = None) -> Picture:
+    """What an analysis found as panels of lines, maps and words, which any hand can draw.
+
+    A picture without token ids needs no `words`, one without a map of heads no `types`.
+
+    >>> import rheoscope as rs
+    >>> picture_of(rs.transport(rs.load().trace("The keys to the cabinet are"))).title
+    'Must tokens stay themselves?'
+    """
+    draw = _from_file(dataset, "picture")
     if draw is None:
-        came = f"one of {name!r}" if name else type(dataset).__name__
+        raise RheoscopeError(f"there is no picture of {dataset.attrs['analysis']!r}; type rs.table(dataset)")
+    takes, given = signature(draw).parameters, {"words": words, "types": types}
+    return draw(dataset, **{name: value for name, value in given.items() if name in takes})
+
+
+def _from_file(dataset: "xarray.Dataset", function: str) -> Callable[..., Any] | None:
+    """A function of the file in plot/ that has the analysis's name, or none."""
+    name = str(getattr(dataset, "attrs", {}).get("analysis", ""))
+    if not name.isidentifier():
         raise RheoscopeError(
-            f"{way} draws the Dataset of an analysis, as rs.trajectory, rs.agreement or rs.composition gives it, got {came}; "
-            f"type rs.{way}(rs.trajectory(trace))"
+            "a picture is drawn of the Dataset of an analysis, as rs.trajectory, rs.agreement or rs.composition gives it, got "
+            f"{type(dataset).__name__}; type rs.plot(rs.trajectory(trace))"
         )
-    return draw(dataset, **more)
+    home = f"rheoscope.report.plot.{name}"
+    return getattr(import_module(home), function, None) if find_spec(home) else None

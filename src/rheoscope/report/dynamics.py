@@ -86,13 +86,13 @@ def show(names: list[str], seed: int, out: Path | None, json_file: Path | None) 
     """What `rheoscope dynamics` does: the numbers of every experiment, its figure, its JSON; fails where a gap is too large."""
     from rich.console import Console
 
-    from rheoscope.report.plot.dynamics import plot_dynamics
+    from rheoscope.report.plot.dynamics import figure
 
     console, found = Console(highlight=False), {}
     for name in names:
         with Console(stderr=True).status(name):
             told = found[name] = dynamics(name, seed)
-            said = None if out is None else save(png(plot_dynamics(told)), out / f"dynamics-{name}.png")
+            said = None if out is None else save(png(figure(told)), out / f"dynamics-{name}.png")
         console.print(f"[bold]{name}[/] [dim]{told.attrs['shows']} · {told.attrs['source']}[/]")
         console.print(number_table(told))
         console.print(

@@ -1,6 +1,9 @@
 """Tokens, steps and layers as a person reads them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+Words = Callable[[list[int]], list[str]]
+"""From token ids to their texts: `model.words`."""
 
 
 def shown(token: str) -> str:

@@ -1,17 +1,14 @@
 """Does attention read similarity? Agreement of every head, raw and controlled side by side, heads beyond their null framed."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture
 from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Blue heads score those keys high that are like the query in E, orange ones those that are unlike it; white ones do not ask. The raw "
@@ -22,6 +19,7 @@ CAPTION = (
 MAPS = {
     "agreement": "Agreement, given distance and length",
     "z": "How far beyond random heads (z)",
+    "agreement_z": "How far beyond random heads (z)",
     "agreement_raw": "Agreement, raw",
     "agreement_untrained": "The same as the first, untrained",
     "position_baseline": "Position alone",
@@ -35,16 +33,19 @@ LINES = {
 }
 
 
-def picture_agreement(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
-    """Maps of all heads and medians over depth, beside the null and the untrained control where there are any."""
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+    """Maps of all heads and medians over depth, beside the null and the untrained control where there are any.
+
+    Draws one text, and means over several (`rs.over_texts(rs.agreement, traces)`).
+    """
     maps = [
         head_map(
             title,
             dataset[name].attrs["definition"],
             dataset[name].values,
-            (-5.0, 5.0) if name == "z" else (-1.0, 1.0),
+            (-5.0, 5.0) if name.endswith("z") else (-1.0, 1.0),
             beyond(dataset) if name == "agreement" else frozenset(),
-            {other: dataset[other].values for other in ("z",) if other in dataset and name == "agreement"},
+            under_pointer(dataset) if name == "agreement" else {},
             types,
         )
         for name, title in MAPS.items()
@@ -59,9 +60,14 @@ def picture_agreement(dataset: "xarray.Dataset", types: "xarray.Dataset | None" 
 
 def beyond(dataset: "xarray.Dataset") -> frozenset[tuple[int, int]]:
     """The heads beyond their null at a false discovery rate of 5 %."""
-    if "q_value" not in dataset:
-        return frozenset()
-    return frozenset((int(a), int(b)) for a, b in np.argwhere(dataset.q_value.values <= 0.05))
+    found = [dataset[name].values for name in ("q_value", "agreement_q_value") if name in dataset]
+    return frozenset((int(a), int(b)) for values in found for a, b in np.argwhere(values <= 0.05))
+
+
+def under_pointer(dataset: "xarray.Dataset") -> dict[str, np.ndarray]:
+    """What the tip of a head adds: z, and over several texts both ends of the interval."""
+    names = {"z": "z", "agreement_z": "z", "agreement_low": "from", "agreement_high": "to"}
+    return {said: dataset[name].values for name, said in names.items() if name in dataset}
 
 
 def over_depth(dataset: "xarray.Dataset") -> tuple[Line, ...]:
@@ -77,13 +83,3 @@ def over_depth(dataset: "xarray.Dataset") -> tuple[Line, ...]:
         for name, (title, colour) in LINES.items()
         if name in dataset
     )
-
-
-def plot_agreement(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
-    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
-    return on_paper(picture_agreement(dataset, types))
-
-
-def interactive_agreement(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
-    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
-    return in_notebook(picture_agreement(dataset, types))

@@ -18,24 +18,24 @@ COLUMNS = 6
 GRID = 90
 
 
-def plot_attention(rows: list[Surveyed], points: Float[Tensor, "n 2"], query: int = 0) -> "Figure":
+def figure(rows: list[Surveyed], points: Float[Tensor, "n 2"], query: int = 0) -> "Figure":
     """One panel a mechanism: shade = score of a key placed there, area = weight of each token, ring = the query."""
     with styled():
         height = -(-len(rows) // COLUMNS)
-        figure = new_figure(2.35 * COLUMNS, 2.6 * height + 0.5)
-        axes = figure.subplots(height, COLUMNS, squeeze=False).flatten()
+        sheet = new_figure(2.35 * COLUMNS, 2.6 * height + 0.5)
+        axes = sheet.subplots(height, COLUMNS, squeeze=False).flatten()
         for axis, row in zip(axes, rows, strict=False):
             draw(axis, row, points, query)
         for axis in axes[len(rows) :]:
             axis.set_axis_off()
-        figure.suptitle(
+        sheet.suptitle(
             "One cloud, one query (ring), every mechanism   ·   shade: score of a key placed there   ·   area: weight   ·   "
             "open: negative weight",
             fontsize=10,
             x=0.01,
             ha="left",
         )
-    return figure
+    return sheet
 
 
 def draw(axis: "Axes", row: Surveyed, points: Float[Tensor, "n 2"], query: int) -> None:

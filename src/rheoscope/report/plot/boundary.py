@@ -1,14 +1,11 @@
 """Do the first tokens decide where the others settle? Angles between the same tokens under other beginnings, layer by layer."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "The same tokens after other first tokens. Where they are read (first panel) and where they settle when the layer is applied again "
@@ -23,7 +20,7 @@ PANELS = {
 }
 
 
-def picture_boundary(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """A line a text, a panel a number."""
     return Picture("Do the first tokens decide?", CAPTION, tuple(_panel(dataset, *one) for one in PANELS.items()))
 
@@ -39,13 +36,3 @@ def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
     if f"{name}_null" in dataset:
         lines.append(Line("two different tokens", at, dataset[f"{name}_null"].values, "null", "dashed"))
     return Panel(title, dataset[name].attrs["definition"], tuple(lines), Axis("", layers), Axis(low=0.0))
-
-
-def plot_boundary(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_boundary(dataset))
-
-
-def interactive_boundary(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_boundary(dataset))

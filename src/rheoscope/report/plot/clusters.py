@@ -1,18 +1,15 @@
 """Do tokens gather? Ranks, dimension and clusters beside shuffled clouds, and how clusters pass into each other."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture, Shape
 from rheoscope.report.tokens import places, shown
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 MOST = 20
 """Clusters that one flow map can tell apart; the tokens of smaller ones are drawn with those alone."""
@@ -32,7 +29,7 @@ CURVE = (1 - np.cos(np.linspace(0, np.pi, 9))) / 2
 """How a band goes from its height on the left to that on the right."""
 
 
-def picture_clusters(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Every number with its null, then the flow map of the clusters."""
     return Picture("Do tokens gather?", CAPTION, (*(beside(dataset, title) for title in PANELS), flow(dataset)))
 
@@ -158,13 +155,3 @@ def colour_of_cluster(name: int) -> str:
 def listed(words: list[str], most: int = 12) -> str:
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return f"{len(words)} token{'s' * (len(words) != 1)}: {' '.join(words[:most])}{more}"
-
-
-def plot_clusters(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_clusters(dataset))
-
-
-def interactive_clusters(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_clusters(dataset))

@@ -1,19 +1,16 @@
 """Which heads work together: the graph of the strongest pairs of heads, and every two layers as maps."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Cells, Line, Mark, Panel, Picture, Word, number
 from rheoscope.report.plot.bars import bars
 from rheoscope.report.plot.heads import COLOURS, MIXED, kinds_of, said
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 Pair = tuple[str, int, int, float]
 """A kind of composition, the earlier head and the later one (as layer · heads + head), and how strong it is."""
@@ -31,7 +28,7 @@ KINDS = {
 LEAST_ROWS, NAMED = 8, 13
 
 
-def picture_composition(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """The graph, then for each kind its strongest pairs and a map of layers."""
     bars, maps = ([part(dataset, kind) for kind in KINDS] for part in (falling, between_layers))
     return Picture("Which heads work together", CAPTION, (graph(dataset, types), *bars, *maps))
@@ -127,13 +124,3 @@ def falling(dataset: "xarray.Dataset", kind: str) -> Panel:
     table = [(f"{names[a]} → {names[b]}", score) for one, a, b, score in strongest(dataset) if one == kind]
     about = f"{dataset.top_score.attrs['definition']}. {dataset[kind].attrs['definition']}."
     return bars(f"{title}, strongest pairs", about, table, "above random", (colour, "null"))
-
-
-def plot_composition(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
-    """The picture with matplotlib, for papers; `types=rs.head_types(model)` colours heads by their types."""
-    return on_paper(picture_composition(dataset, types))
-
-
-def interactive_composition(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
-    """The picture with plotly, for notebooks; `types=rs.head_types(model)` colours heads by their types."""
-    return in_notebook(picture_composition(dataset, types))

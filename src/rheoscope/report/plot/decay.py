@@ -1,14 +1,11 @@
 """What later layers make of a change: how much of the deviation is left, and whether it still points the same way."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "The stream under the change less the stream as it is, from the changed layer on. Lines that fall are healed by later layers. Noise "
@@ -19,7 +16,7 @@ TITLES = {"remaining": "Deviation that remains", "deviation": "Deviation over le
 COLOURS = {"edit": "first", "isotropic": "null", "exchanged": "second"}
 
 
-def picture_decay(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """A line a change, for what remains, how large it is and where it points."""
     panels = tuple(_panel(dataset, name, title) for name, title in TITLES.items())
     return Picture("What later layers make of the change", CAPTION, panels)
@@ -36,13 +33,3 @@ def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
         ends = ("low", "high")
         lines += [Line(f"edit, {end}", at, dataset[f"remaining_{end}"][0].values, "first", "dashed") for end in ends]
     return Panel(title, dataset[name].attrs["definition"], tuple(lines), Axis("", steps), Axis(low=0.0))
-
-
-def plot_decay(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_decay(dataset))
-
-
-def interactive_decay(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_decay(dataset))

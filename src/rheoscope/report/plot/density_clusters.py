@@ -1,15 +1,12 @@
 """Do tokens gather by density? How many clusters HDBSCAN finds beside a shuffled cloud, and how many tokens are in none."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture
 from rheoscope.report.tokens import places
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Clusters by HDBSCAN, no angle chosen. The null (dashed) is the same cloud with each coordinate shuffled among the tokens; noise "
@@ -17,7 +14,7 @@ CAPTION = (
 )
 
 
-def picture_density_clusters(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Clusters with their null, and the share of noise, over depth."""
     names = tuple(places(dataset.point.values))
     at = range(len(names))
@@ -33,13 +30,3 @@ def picture_density_clusters(dataset: "xarray.Dataset") -> Picture:
             Panel("Tokens in no cluster", next(about), noise, Axis("", names), Axis(low=0.0, high=1.03)),
         ),
     )
-
-
-def plot_density_clusters(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_density_clusters(dataset))
-
-
-def interactive_density_clusters(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_density_clusters(dataset))

@@ -1,17 +1,14 @@
 """What projections do to the geometry: what every head's images keep of it, beside random projections."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture
 from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Every head sees the cloud through three images: as queries x̂M, as keys x̂Mᵀ, as content x̂F. 1 where an image "
@@ -33,7 +30,7 @@ CURVES = {
 }
 
 
-def picture_distortion(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Maps of the distances kept, curves over depth beside their nulls, and how queries lie to keys."""
     maps = [
         head_map(title, dataset.rsa.attrs["definition"], dataset.rsa.sel(image=image).values, types=types)
@@ -77,13 +74,3 @@ def apart(dataset: "xarray.Dataset") -> Panel:
     )
     about = f"Mismatch: {dataset.mismatch.attrs['definition']}. {dataset.trace_share.attrs['definition']}."
     return Panel("Do queries and keys read one space?", about, lines, Axis("", layers))
-
-
-def plot_distortion(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
-    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
-    return on_paper(picture_distortion(dataset, types))
-
-
-def interactive_distortion(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
-    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
-    return in_notebook(picture_distortion(dataset, types))

@@ -19,18 +19,18 @@ LEAST = 1e-3
 DOTS: Any = {"linestyle": "none", "marker": "o", "markersize": 3.4, "markeredgewidth": 0}
 
 
-def plot_dynamics(dataset: "xarray.Dataset") -> "Figure":
+def figure(dataset: "xarray.Dataset") -> "Figure":
     """The figure of one experiment, by its name in `attrs`."""
     name = dataset.attrs["experiment"]
     draw = DRAWN[name]
     with styled():
-        figure = new_figure(9.6, 3.9)
-        axes = list(figure.subplots(1, 2, gridspec_kw={"width_ratios": WIDTHS.get(name, (1, 1)), "wspace": 0.08}))
+        sheet = new_figure(9.6, 3.9)
+        axes = list(sheet.subplots(1, 2, gridspec_kw={"width_ratios": WIDTHS.get(name, (1, 1)), "wspace": 0.08}))
         draw(axes, dataset)
         phrase = dataset.attrs["shows"]
-        figure.suptitle(f"{phrase[0].upper()}{phrase[1:]}", x=0.008, ha="left", fontsize=11.5, color=INK)
-        figure.text(0.992, 0.985, dataset.attrs["source"], ha="right", va="top", fontsize=7.5, color=MUTED)
-    return figure
+        sheet.suptitle(f"{phrase[0].upper()}{phrase[1:]}", x=0.008, ha="left", fontsize=11.5, color=INK)
+        sheet.text(0.992, 0.985, dataset.attrs["source"], ha="right", va="top", fontsize=7.5, color=MUTED)
+    return sheet
 
 
 def titled(axis: "Axes", title: str, x: str = "", y: str = "") -> None:

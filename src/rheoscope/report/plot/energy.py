@@ -1,17 +1,14 @@
 """Which heads climb their own energy: a map of layers x heads beside its null, and what keeps layers from a gradient flow."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
 from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "A head is gradient-like where it moves tokens up its own energy (cosine) and its content map points along its relevance "
@@ -20,7 +17,7 @@ CAPTION = (
 )
 
 
-def picture_energy(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Two maps, the ledger over depth, and how the landscape changes."""
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
     maps = (
@@ -52,13 +49,3 @@ def heads(dataset: "xarray.Dataset", name: str, title: str, types: "xarray.Datas
     marked = frozenset((int(a), int(b)) for a, b in np.argwhere(dataset.gradient_like.values))
     reach = max(float(np.nanmax(np.abs(values))), 1e-6)
     return head_map(title, dataset[name].attrs["definition"], values, (-reach, reach), marked, {"z": z}, types)
-
-
-def plot_energy(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
-    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
-    return on_paper(picture_energy(dataset, types))
-
-
-def interactive_energy(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
-    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
-    return in_notebook(picture_energy(dataset, types))

@@ -1,14 +1,11 @@
 """Which ranking of heads finds those that matter: what is left of the answer as fewer are kept."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import CLUSTERS, Axis, Cells, Line, Panel, Picture
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "The first heads of each ranking are kept, every other gives its mean. A faithful ranking falls to the model's own loss (dashed) with "
@@ -17,22 +14,22 @@ CAPTION = (
 TITLES = {"loss": "Loss of the target, nats", "logit_difference": "Logit of target less foil"}
 
 
-def picture_faithfulness(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """A curve a ranking, for every quantity there is, and how alike the rankings are."""
     panels = [curves(dataset, name) for name in TITLES if name in dataset]
     return Picture("Which heads matter", CAPTION, (*panels, alike(dataset)))
 
 
 def curves(dataset: "xarray.Dataset", name: str) -> Panel:
-    ordered = dataset.sortby("kept")
-    kept = 100 * ordered.kept.values
+    ordered = dataset.sortby("share")
+    share = 100 * ordered.share.values
     lines = [
-        Line(str(ranking), kept, ordered[name].sel(ranking=ranking).mean("prompt").values, colour)
+        Line(str(ranking), share, ordered[name].sel(ranking=ranking).mean("prompt").values, colour)
         for colour, ranking in zip((*CLUSTERS[:4], "null"), dataset.ranking.values, strict=True)
     ]
     if name == "loss":
         before = float(dataset.loss_before.mean())
-        lines.append(Line("the model", kept, [before] * len(kept), "sixth", "dashed"))
+        lines.append(Line("the model", share, [before] * len(share), "sixth", "dashed"))
     return Panel(TITLES[name], dataset[name].attrs["definition"], tuple(lines), Axis("heads kept, %"))
 
 
@@ -44,13 +41,3 @@ def alike(dataset: "xarray.Dataset") -> Panel:
     return Panel(
         "How alike the rankings are", dataset.spearman.attrs["definition"], marks, Axis("", names), Axis("", names)
     )
-
-
-def plot_faithfulness(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_faithfulness(dataset))
-
-
-def interactive_faithfulness(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_faithfulness(dataset))

@@ -4,14 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, along, number
 from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Each layer is a map of clouds. Its residual is 0 at a fixed point; applied again and again, directions settle "
@@ -21,7 +18,7 @@ CAPTION = (
 )
 
 
-def picture_fixed_point(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Residual, Jacobian and boundary over depth, settling, and the residual of every token."""
     panels = residual(dataset), jacobian(dataset), boundary(dataset), settling(dataset), tokens(dataset)
     return Picture("Would a layer settle?", CAPTION, panels)
@@ -104,13 +101,3 @@ def _layers(dataset: "xarray.Dataset") -> Axis:
 
 def _about(dataset: "xarray.Dataset", name: str) -> str:
     return str(dataset[name].attrs["definition"])
-
-
-def plot_fixed_point(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_fixed_point(dataset))
-
-
-def interactive_fixed_point(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_fixed_point(dataset))

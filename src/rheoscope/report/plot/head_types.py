@@ -1,18 +1,15 @@
 """What kind of heads they are: the type of every head, how types are spread over depth, and the scores behind them."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture, Shape
 from rheoscope.report.plot.heads import COLOURS, MIXED, head_map, said
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Each map is a score from 0 to 1, the darker the higher; a dot marks the heads of that type: their score reaches the "
@@ -28,7 +25,7 @@ TITLES = {
 }
 
 
-def picture_head_types(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Types over depth, then a map for every score, dots for the heads of that type."""
     maps = (scores(dataset, name) for name in TITLES)
     return Picture("What kind of heads they are", f"{CAPTION}{dataset.attrs['probe']}.", (depth(dataset), *maps))
@@ -57,13 +54,3 @@ def depth(dataset: "xarray.Dataset") -> Panel:
         floor += count
     about = "How many heads of each layer are of which type."
     return Panel("Types over depth", about, tuple(marks), Axis("", layers), Axis("heads", low=0.0), columns=3)
-
-
-def plot_head_types(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_head_types(dataset))
-
-
-def interactive_head_types(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_head_types(dataset))

@@ -1,17 +1,14 @@
 """Every head of a model as an operator: one map of heads x layers per number, and the fall of the singular values."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture, Shape
 from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "One square a head. Blue is above what random operators give, orange below: 0 for symmetry, directionality, copying and alignment, "
@@ -28,7 +25,7 @@ TITLES = {
 }
 
 
-def picture_operators(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Maps of all heads, and the singular values of M and F."""
     title = f"{dataset.attrs.get('model', '')}: {dataset.sizes['layer']} layers x {dataset.sizes['head']} heads as operators"
     maps = (heads(dataset, name, types) for name in TITLES)
@@ -59,13 +56,3 @@ def spectrum(dataset: "xarray.Dataset") -> Panel:
         "Singular values in falling order, each head's largest set to 1: median over all heads, and 10 to 90 % of them."
     )
     return Panel("Singular values", about, tuple(marks), Axis("rank"), Axis(log=True), columns=2)
-
-
-def plot_operators(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
-    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
-    return on_paper(picture_operators(dataset, types))
-
-
-def interactive_operators(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
-    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
-    return in_notebook(picture_operators(dataset, types))

@@ -1,15 +1,12 @@
 """Do scores outlast another beginning? Every head, the mean over prefixes, beside what place alone explains."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture
 from rheoscope.report.plot.heads import head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "The same text alone and after other beginnings: blue heads score the same pairs of tokens alike in all of them. Beside it "
@@ -17,7 +14,7 @@ CAPTION = (
 )
 
 
-def picture_prefix_stability(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Maps of all heads, and medians over depth, a line a prefix."""
     own, null = dataset.stability, dataset.stability_null
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
@@ -37,13 +34,3 @@ def picture_prefix_stability(dataset: "xarray.Dataset") -> Picture:
             Panel("Over depth", about, lines, Axis("", layers)),
         ),
     )
-
-
-def plot_prefix_stability(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_prefix_stability(dataset))
-
-
-def interactive_prefix_stability(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_prefix_stability(dataset))

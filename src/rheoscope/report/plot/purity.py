@@ -1,15 +1,12 @@
 """What clusters are made of, over depth: how far each purity lies from its null."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
 from rheoscope.report.tokens import places
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Whether the tokens of a cluster are the same token, share a stem, are equally frequent, or stand in the same quarter of "
@@ -18,7 +15,7 @@ CAPTION = (
 )
 
 
-def picture_purity(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """z of every kind of name, and the purities themselves."""
     points = tuple(places(dataset.point.values))
     kinds = list(zip(CLUSTERS, dataset.by.values, strict=False))
@@ -34,13 +31,3 @@ def picture_purity(dataset: "xarray.Dataset") -> Picture:
             Panel("Purity", dataset.purity.attrs["definition"], tuple(share), Axis("", points), Axis(high=1.03)),
         ),
     )
-
-
-def plot_purity(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_purity(dataset))
-
-
-def interactive_purity(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_purity(dataset))

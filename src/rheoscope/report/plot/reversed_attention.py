@@ -1,17 +1,14 @@
 """How the loss wants attention to change: how strongly it pulls at every head, and at which tokens."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Cells, Panel, Picture
 from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 FRAMED = 5
 """Heads that are framed: the strongest."""
@@ -21,7 +18,7 @@ CAPTION = (
 )
 
 
-def picture_reversed_attention(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """A map of heads and a map of tokens."""
     caption = CAPTION + TYPED * (types is not None)
     return Picture("How the loss wants scores to change", caption, (heads(dataset, types), tokens(dataset)))
@@ -44,13 +41,3 @@ def tokens(dataset: "xarray.Dataset") -> Panel:
     about = dataset.received.attrs["definition"]
     sides = Axis("token", tuple(map(str, range(count)))), Axis("", tuple(f"L{layer}" for layer in range(layers)))
     return Panel("Pull at every token", about, marks, *sides, columns=2, height=max(0.8, (layers * 9 + 46) / 236))
-
-
-def plot_reversed_attention(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
-    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
-    return on_paper(picture_reversed_attention(dataset, types))
-
-
-def interactive_reversed_attention(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
-    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
-    return in_notebook(picture_reversed_attention(dataset, types))

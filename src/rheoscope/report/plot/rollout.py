@@ -1,17 +1,14 @@
 """Is attention a flow? Rollout beside the true derivative, token by token and against each other."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture, along, number
 from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Where the last place of a token comes from: attention multiplied through the layers (rollout), and the "
@@ -19,14 +16,14 @@ CAPTION = (
 )
 
 
-def picture_rollout(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Shares of every token, and one share against the other."""
     said = (
         f"Over the tokens before it their Spearman correlation is {number(float(dataset.correlation))}; with equal weights everywhere, "
         f"which is what the mask alone explains, {number(float(dataset.correlation_null))}."
     )
-    query = words(dataset)[int(dataset.attrs["query"])]
-    return Picture(f"Is attention a flow? Token {query}", CAPTION + said, (shares(dataset), against(dataset)))
+    token = words(dataset)[int(dataset.attrs["token"])]
+    return Picture(f"Is attention a flow? Token {token}", CAPTION + said, (shares(dataset), against(dataset)))
 
 
 def shares(dataset: "xarray.Dataset") -> Panel:
@@ -43,7 +40,7 @@ def shares(dataset: "xarray.Dataset") -> Panel:
 
 def against(dataset: "xarray.Dataset") -> Panel:
     """A dot a token, blue the first."""
-    names, query = words(dataset), int(dataset.attrs["query"])
+    names, own = words(dataset), int(dataset.attrs["token"])
     x, y = dataset.rollout.values, dataset.jacobian.values
     dots = tuple(
         Line(
@@ -55,11 +52,9 @@ def against(dataset: "xarray.Dataset") -> Panel:
             f"{names[at]}: rollout {number(float(x[at]))}, derivative {number(float(y[at]))}",
         )
         for at in np.flatnonzero((x > 0) & (y > 0)).tolist()
-        if at != query
+        if at != own
     )
-    about = (
-        "One dot a token before the query, blue the first in the text, red the last; on a rising line both would agree."
-    )
+    about = "One dot a token before it, blue the first in the text, red the last; on a rising line both would agree."
     return Panel("One against the other", about, dots, Axis("rollout", log=True), Axis("derivative", log=True))
 
 
@@ -67,13 +62,3 @@ def words(dataset: "xarray.Dataset") -> tuple[str, ...]:
     return tuple(
         f"{token} {shown(str(word))}" for token, word in zip(dataset.token.values, dataset.word.values, strict=True)
     )
-
-
-def plot_rollout(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_rollout(dataset))
-
-
-def interactive_rollout(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_rollout(dataset))

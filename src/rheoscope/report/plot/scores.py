@@ -1,15 +1,12 @@
 """What the scores of every head are made of: a map of layers x heads for every part."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Panel, Picture
 from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 TITLES = {
     "centred": "The form on the cloud",
@@ -28,7 +25,7 @@ CAPTION = (
 )
 
 
-def picture_scores(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """A map for every part that is anywhere at work."""
     used = [name for name in TITLES if float(abs(dataset[name]).max()) > 0]
     maps = tuple(heads(dataset, name, types) for name in used)
@@ -41,13 +38,3 @@ def heads(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") 
     reach, centre = REACH.get(name, (-1.0, 1.0)), 0.5 if name == "positive_share_cloud" else 0.0
     reach = (0.0, float(values.max())) if name == "spread" else reach
     return head_map(TITLES[name], dataset[name].attrs["definition"], values, reach, types=types, centre=centre)
-
-
-def plot_scores(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
-    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
-    return on_paper(picture_scores(dataset, types))
-
-
-def interactive_scores(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
-    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
-    return in_notebook(picture_scores(dataset, types))

@@ -1,16 +1,13 @@
 """What the heads of a layer see together: the geometry recovered by 1, 2, … heads, beside random projections."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Cells, Line, Mark, Panel, Picture, Shape, number
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "How much of the distances between tokens the images of several heads keep side by side: 1 is all of it. Greedy "
@@ -24,7 +21,7 @@ CURVES = {
 }
 
 
-def picture_stack(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Curves over the heads used, every layer as a map, all heads together over depth, and how much they overlap."""
     panels = curve(dataset), linear(dataset), layers(dataset), together(dataset), so_far(dataset), shared(dataset)
     return Picture(f"What heads see together, as {_image(dataset)}", CAPTION, panels)
@@ -118,13 +115,3 @@ def _layers(dataset: "xarray.Dataset") -> tuple[str, ...]:
 
 def _heads() -> Axis:
     return Axis("heads used")
-
-
-def plot_stack(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_stack(dataset))
-
-
-def interactive_stack(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_stack(dataset))

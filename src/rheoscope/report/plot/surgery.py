@@ -1,14 +1,14 @@
-"""What a change of M or F costs: the edit beside random changes and ablations, and text by text."""
+"""What a change of M or F costs: the edit beside random changes and ablations, text by text, or in every head alone."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import Axis, Line, Panel, Picture
+import numpy as np
+
+from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
+from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 NAMES = {
     "edit": "edit",
@@ -19,17 +19,23 @@ NAMES = {
     "uniform": "even attention",
 }
 COLOURS = {"edit": "first", "size": "null", "cloud": "null", "spectrum": "null", "mean": "second", "uniform": "third"}
-CAPTION = (
+TOGETHER = (
     "Nats per token that a change costs, with 95 % bootstrap intervals over texts. The edit says something of the model where it lies "
     "apart from random changes (grey: of the same size in E, as large on the text, of the same spectrum); the ablations say what the "
     "heads are worth at all."
 )
+ALONE = (
+    "One head changed at a time. Blue heads cost loss when they are changed, orange ones save some; framed where the bootstrap interval "
+    "leaves 0 out. The maps after the first take away what another change costs in the same head: what is left belongs to this change."
+)
 
 
-def picture_surgery(dataset: "xarray.Dataset") -> Picture:
-    """Costs with their intervals, and the losses of every text."""
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+    """Costs with their intervals and the losses of every text; maps where every head was changed alone (`each=True`)."""
+    if "each_cost" in dataset:
+        return alone(dataset, types)
     title = f"What it costs: {dataset.attrs['replaces']} in {heads_of(dataset)}"
-    return Picture(title, CAPTION, (costs(dataset), texts(dataset)))
+    return Picture(title, TOGETHER, (costs(dataset), texts(dataset)))
 
 
 def heads_of(dataset: "xarray.Dataset") -> str:
@@ -68,11 +74,28 @@ def texts(dataset: "xarray.Dataset") -> Panel:
     return Panel("Loss of every text", dataset.loss_after.attrs["definition"], tuple(lines), names)
 
 
-def plot_surgery(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_surgery(dataset))
+def alone(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Picture:
+    """Cost of the edit in each head, what it costs beyond every other change, and the sums over the heads of every layer."""
+    cost = each(dataset, "each_cost", "edit", "Cost of the edit, nats", types)
+    beyond = [
+        each(dataset, "each_excess", str(change), f"Beyond the control {str(change)!r}, nats", types)
+        for change in dataset.change.values[1:]
+    ]
+    layers = tuple(f"L{layer}" for layer in dataset.layer.values)
+    lines = tuple(
+        Line(str(change), range(len(layers)), dataset.each_cost.sel(change=change).sum("head").values, colour)
+        for change, colour in zip(dataset.change.values, CLUSTERS, strict=False)
+    )
+    about = f"Summed over the heads of a layer. {dataset.each_cost.attrs['definition']}"
+    over = Panel("Over depth", about, lines, Axis("", layers))
+    return Picture("What each head's change costs alone", ALONE + TYPED * (types is not None), (cost, *beyond, over))
 
 
-def interactive_surgery(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_surgery(dataset))
+def each(dataset: "xarray.Dataset", field: str, change: str, title: str, types: "xarray.Dataset | None") -> Panel:
+    """One square a head, framed where the interval leaves 0 out."""
+    values, low, high = (dataset[f"{field}{end}"].sel(change=change).values for end in ("", "_low", "_high"))
+    sure = np.argwhere((low > 0) | (high < 0))
+    reach = float(np.nanquantile(np.abs(values), 0.98)) or 1.0  # a few heads would bleach all others
+    marked = frozenset((int(layer), int(head)) for layer, head in sure)
+    ends = {"from": low, "to": high}
+    return head_map(title, dataset[field].attrs["definition"], values, (-reach, reach), marked, ends, types)

@@ -1,17 +1,14 @@
 """How tokens move: their paths on one plane, how fast every layer moves them and who does, how straight they go."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture, along, number
 from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Every token is a point that each half-layer displaces. Straightness is chord over path; its null gives the same "
@@ -25,7 +22,7 @@ MOST = 200
 """Paths that one map can hold; of more tokens, evenly spaced ones are drawn."""
 
 
-def picture_trajectory(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """The map of the paths, speed and shares layer by layer, straightness token by token."""
     massive = ", ".join(str(token) for token in dataset.attrs["massive"]) or "none"
     panels = paths(dataset), speeds(dataset), shares(dataset), straight(dataset)
@@ -102,13 +99,3 @@ def straight(dataset: "xarray.Dataset") -> Panel:
     )
     about = f"{dataset.straightness.attrs['definition']}. Null: {dataset.straightness_null.attrs['definition']}."
     return Panel("Straightness of every token", about, marks, Axis("token", names), Axis(low=0.0), columns=3)
-
-
-def plot_trajectory(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_trajectory(dataset))
-
-
-def interactive_trajectory(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_trajectory(dataset))

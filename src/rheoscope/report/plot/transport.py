@@ -1,17 +1,14 @@
 """Must tokens stay themselves? κ and the identity share beside their nulls, what moving costs, and who would swap."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture, Word
 from rheoscope.report.tokens import places, shown
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "From cloud to cloud, the optimal coupling finds the cheapest way to get the same set of places, whoever goes there. κ is "
@@ -22,7 +19,7 @@ MOST = 22
 """Swapping tokens that one chart can name."""
 
 
-def picture_transport(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Over strides, layer by layer, and the layer with most swaps."""
     panels = (
         strided(dataset, "kappa", "κ over strides", "κ"),
@@ -115,13 +112,3 @@ def cycles_of(coupling: np.ndarray, moving: list[int]) -> list[tuple[int, int]]:
             token = int(coupling[token])
         cycle += bool(found) and found[-1][0] == cycle
     return found
-
-
-def plot_transport(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_transport(dataset))
-
-
-def interactive_transport(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_transport(dataset))

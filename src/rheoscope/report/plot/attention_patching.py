@@ -1,15 +1,12 @@
 """The loss when weights move along the gradient of their scores, beside what the first order says."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture
 from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Weights A become A + ηR after the softmax, R the gradient of the scores. Left of 0 the loss falls as the dashed line says, until "
@@ -17,7 +14,7 @@ CAPTION = (
 )
 
 
-def picture_patching(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """The loss over η, and the slope of every head."""
     caption = CAPTION + TYPED * (types is not None)
     return Picture(
@@ -40,13 +37,3 @@ def slopes(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     values = dataset.slope.values
     reach = max(float(abs(values).max()), 1e-30)
     return head_map("Slope of every head", dataset.slope.attrs["definition"], values, (-reach, reach), types=types)
-
-
-def plot_patching(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> "Figure":
-    """The picture with matplotlib, for papers; `types=rs.head_types(model)` marks the types of heads."""
-    return on_paper(picture_patching(dataset, types))
-
-
-def interactive_patching(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Any:
-    """The picture with plotly, for notebooks; `types=rs.head_types(model)` marks the types of heads."""
-    return in_notebook(picture_patching(dataset, types))

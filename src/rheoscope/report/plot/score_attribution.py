@@ -1,17 +1,14 @@
 """Why a head looks there: the strongest pairs of components behind a score, and the map of all of them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Cells, Panel, Picture, number
 from rheoscope.report.plot.bars import bars
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 MOST = 14
 """Components that a side of the map can hold; the others are added up as the rest."""
@@ -24,7 +21,7 @@ CAPTION = (
 )
 
 
-def picture_why(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """The map of components, and the strongest pairs."""
     layer, head, of = (dataset.attrs[name] for name in ("layer", "head", "pairs"))
     whole = "on the whole text" if of == "all" else f": token {of}"
@@ -74,13 +71,3 @@ def pairs(dataset: "xarray.Dataset") -> Panel:
     table = [(f"{names[a]} × {names[b]}", float(values[a, b])) for a, b in places]
     about = "What the strongest pairs add to the score: the query's component × the key's component."
     return bars("The strongest pairs", about, table, "added to the score")
-
-
-def plot_why(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_why(dataset))
-
-
-def interactive_why(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_why(dataset))

@@ -1,15 +1,12 @@
 """The tokens that are left out: how long they are and how much attention they take, over depth."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture, Word
 from rheoscope.report.tokens import places, shown
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Tokens longer than five times the median at some step. Attention goes to them where it has nothing else to do, and a few "
@@ -18,7 +15,7 @@ CAPTION = (
 BARE = Axis(bare=True, low=0.0, high=1.0)
 
 
-def picture_massive(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Lengths on a log axis, and shares of attention, a line a token; at most eight, the longest first."""
     if not dataset.sizes["token"]:
         said = f"no token is longer than {dataset.attrs['times']:g} times the median"
@@ -55,13 +52,3 @@ def picture_massive(dataset: "xarray.Dataset") -> Picture:
             ),
         ),
     )  # fmt: skip
-
-
-def plot_massive(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_massive(dataset))
-
-
-def interactive_massive(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_massive(dataset))

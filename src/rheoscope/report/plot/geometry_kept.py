@@ -2,14 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel, Picture
 from rheoscope.report.tokens import places
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "1 where the tokens keep the distances, or the neighbours, that they had at the reference: the embedding, or so many "
@@ -17,14 +14,14 @@ CAPTION = (
 )
 
 
-def picture_kept(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """Both measures over depth, a line a reference."""
     names = tuple(places(dataset.point.values))
     nulls = {
         "rsa": dataset.rsa_null.sel(reference="embed").values,
         "neighbours": [float(dataset.neighbours_null)] * len(names),
     }
-    titles = {"rsa": "Distances kept (RSA)", "neighbours": f"Neighbours kept ({dataset.attrs['k']} nearest)"}
+    titles = {"rsa": "Distances kept (RSA)", "neighbours": f"Neighbours kept ({dataset.attrs['nearest']} nearest)"}
     panels = tuple(against(dataset, name, title, nulls[name], names) for name, title in titles.items())
     return Picture("What stays of the geometry", CAPTION, panels)
 
@@ -33,28 +30,18 @@ def against(dataset: "xarray.Dataset", name: str, title: str, null: Any, names: 
     at = range(len(names))
     lines = [Line("null", at, null, "null", "dashed")]
     for colour, reference in zip(CLUSTERS, dataset.reference.values, strict=False):
-        lines.append(Line(said(str(reference)), at, dataset[name].sel(reference=reference).values, colour))
+        lines.append(Line(in_words(str(reference)), at, dataset[name].sel(reference=reference).values, colour))
     about = f"{dataset[name].attrs['definition']}. Null: {dataset[f'{name}_null'].attrs['definition']}."
     return Panel(title, about, tuple(lines), Axis("", names), Axis(high=1.03))
 
 
-def said(reference: str) -> str:
+def in_words(reference: str) -> str:
     """A reference in words.
 
-    >>> said("embed"), said("-1"), said("-4")
+    >>> in_words("embed"), in_words("-1"), in_words("-4")
     ('to the embedding', 'to 1 layer before', 'to 4 layers before')
     """
     if reference == "embed":
         return "to the embedding"
     back = int(reference.removeprefix("-"))
     return f"to {back} layer{'s' * (back > 1)} before"
-
-
-def plot_kept(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_kept(dataset))
-
-
-def interactive_kept(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_kept(dataset))

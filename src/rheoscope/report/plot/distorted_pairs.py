@@ -1,15 +1,12 @@
 """Which tokens a head tears apart, which it glues together: each pair's place among all pairs, before and after."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rheoscope.report.draw.notebook import in_notebook
-from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture, number
 from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:
     import xarray
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "0 is the nearest pair of tokens of this text, 1 the farthest. A pair is torn where it is near in E and far as "
@@ -20,7 +17,7 @@ TITLES = {"torn": "Torn: near in E, far in the image", "glued": "Glued: far in E
 IMAGES = {"query": "its queries", "key": "its keys", "content": "its content"}
 
 
-def picture_torn(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset") -> Picture:
     """A row a pair: where it was, where it is."""
     layer, head, image = (dataset.attrs[name] for name in ("layer", "head", "image"))
     title = f"What L{layer}.H{head} tears apart and glues together, in {IMAGES[str(image)]}"
@@ -51,13 +48,3 @@ def moved(dataset: "xarray.Dataset", kind: str) -> Panel:
     height = max(0.7, (len(names) * 20 + 56) / 236)
     x, y = Axis("place among all pairs", low=-0.03, high=1.03), Axis("", names, low=-0.5, high=len(names) - 0.5)
     return Panel(TITLES[kind], about, tuple(marks), x, y, height=height)
-
-
-def plot_torn(dataset: "xarray.Dataset") -> "Figure":
-    """The picture with matplotlib, for papers."""
-    return on_paper(picture_torn(dataset))
-
-
-def interactive_torn(dataset: "xarray.Dataset") -> Any:
-    """The picture with plotly, for notebooks."""
-    return in_notebook(picture_torn(dataset))
