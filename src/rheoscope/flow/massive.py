@@ -68,5 +68,5 @@ def massive(trace: Trace, times: float = 5.0, k: int = 3) -> "xarray.Dataset":
         "sink_mass": (("layer", "token"), torch.stack(received)),
     }
     attributes = {"analysis": "massive", "times": times, "tokens": [trace.tokens[i] for i in at], "n": len(trace)}
-    coords = {"point": list(trace.steps), "token": at, "layer": range(trace.view.layers)}
+    coords = {"point": [str(step) for step in trace.steps], "token": at, "layer": range(trace.view.layers)}
     return dataset(values, DEFINITIONS, coords, attributes | trace.provenance)

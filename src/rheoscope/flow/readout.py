@@ -11,6 +11,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import checked, components
 from rheoscope.space.dataset import dataset
 from rheoscope.space.prediction import predictions
+from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -100,18 +101,18 @@ def readout(view: View, trace: Trace, token: int = -1, answer: int | None = None
         "answer": answer,
     }
     coords: dict[str, Any] = {
-        "point": list(trace.steps),
+        "point": [str(step) for step in trace.steps],
         "component": list(written),
         "elsewhere": others,
         "position": there,
     }
-    coords |= {"end": [trace.steps[at] for at in ends], "word": ("position", [trace.tokens[at] for at in there])}
+    coords |= {"end": [str(trace.steps[at]) for at in ends], "word": ("position", [trace.tokens[at] for at in there])}
     return dataset(named, DEFINITIONS, coords, attributes | trace.provenance)
 
 
-def layer_ends(steps: Sequence[str]) -> list[int]:
+def layer_ends(steps: Sequence[Step]) -> list[int]:
     """The embedding, and the end of every layer."""
-    return [at for at, step in enumerate(steps) if at == 0 or step.endswith("resid_post")]
+    return [at for at, step in enumerate(steps) if at == 0 or step.is_end_of_layer]
 
 
 def along(view: View, trace: Trace, ends: list[int], there: list[int]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from rheoscope.report.layers import NEXT, Words, columns, prediction, said
 from rheoscope.report.operators import terminal_table
 from rheoscope.report.tokens import shown
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.step import Step
 
 if TYPE_CHECKING:
     import xarray
@@ -34,7 +35,7 @@ def lens_table(lens: "xarray.Dataset", words: Words) -> "Table":
 
     table = _table(("after", *HEADINGS.values()))
     table.add_column("likeliest next tokens", overflow="ellipsis", no_wrap=True)
-    ends = [step for step in map(str, lens.point.values) if step == "embed" or step.endswith("resid_post")]
+    ends = [step for step in map(str, lens.point.values) if (at := Step.parse(step)).is_embed or at.is_end_of_layer]
     for point in ends:
         row = lens.sel(point=point)
         likely = (

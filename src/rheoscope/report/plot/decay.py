@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Axis, Line, Panel, Picture
+from rheoscope.space.step import Step
 
 if TYPE_CHECKING:
     import xarray
@@ -26,7 +27,7 @@ def picture_decay(dataset: "xarray.Dataset") -> Picture:
 
 
 def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
-    steps = tuple(str(step).replace(".resid_mid", "a").split(".")[0] for step in dataset.step.values)
+    steps = tuple(_short(Step.parse(str(step))) for step in dataset.step.values)
     at = range(len(steps))
     lines = [
         Line(str(change), at, dataset[name].sel(change=change).values, COLOURS[str(change)])
@@ -46,3 +47,8 @@ def plot_decay(dataset: "xarray.Dataset") -> "Figure":
 def interactive_decay(dataset: "xarray.Dataset") -> Any:
     """The picture with plotly, for notebooks."""
     return in_notebook(picture_decay(dataset))
+
+
+def _short(step: Step) -> str:
+    """A layer, and `a` where only its attention has written."""
+    return f"L{step.layer}a" if step.kind == "resid_mid" else f"L{step.layer}"
