@@ -48,7 +48,7 @@ class Clouds:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        return tuple(self.trace.steps[at] for at in self.at)
+        return tuple(str(self.trace.steps[at]) for at in self.at)
 
     @property
     def words(self) -> list[str]:

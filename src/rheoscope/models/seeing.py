@@ -39,6 +39,7 @@ from rheoscope.space.head import Heads, Norm, Turned
 from rheoscope.space.linked import Linked, Pairing
 from rheoscope.space.model import Edits, LayerEdit
 from rheoscope.space.running import Running
+from rheoscope.space.step import EMBED, Step
 from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -153,7 +154,7 @@ def describe(stack: Stack, memory: Norm | None = None) -> Description:
     blocks: list[Any] = list(stack.blocks)
     crossed = [] if memory is None else blocks
     return Description(
-        start=Tap("embed", blocks[0], "in"),
+        start=Tap(EMBED, blocks[0], "in"),
         layers=taps_of(blocks, stack.config, memory is not None),
         blocks=tuple(heads(block, stack) for block in blocks),
         attentions=tuple(block.attention for block in blocks),
@@ -177,10 +178,10 @@ def taps_of(blocks: list[Any], config: Config, crossed: bool) -> tuple[tuple[Tap
 
 
 def _cross_taps(layer: int, block: Any) -> tuple[Tap, ...]:
-    label = f"L{layer}.resid_cross"
+    crossed = Step(layer, "resid_cross")
     if block.pre:
-        return (Tap(label, block.norm_ffn, "in", writer=block.cross, share=block.branch),)
-    return Tap(f"L{layer}.cross_sum", block.norm_cross, "in"), Tap(label, block.norm_cross, "out")
+        return (Tap(crossed, block.norm_ffn, "in", writer=block.cross, share=block.branch),)
+    return Tap(Step(layer, "cross_sum"), block.norm_cross, "in"), Tap(crossed, block.norm_cross, "out")
 
 
 def heads(block: Any, stack: Any) -> Heads:

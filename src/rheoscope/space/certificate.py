@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, through
+from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -110,7 +111,7 @@ def closure_error(trace: Trace, layer: int) -> float:
 
 def cross_closure_error(trace: Trace, layer: int) -> float:
     """The same for what cross attention adds to the target."""
-    at = trace.steps.index(f"L{layer}.resid_mid")
+    at = trace.index(Step(layer, "resid_mid"))
     return _open_by(trace.points[at], trace.points[at + 1], trace.cross_displacements(layer), trace.cross_bias(layer))
 
 
