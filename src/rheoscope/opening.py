@@ -1,6 +1,7 @@
 """rs.load: a hub name, a directory or a model object becomes a Model. The one place that knows every maker."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,14 @@ def _theirs(
     from rheoscope.pretrained.checkpoint import opened, taken
     from rheoscope.pretrained.describing import described
 
+    found, ignored = None, ()
     if isinstance(source, nn.Module):
         network = taken(source, device, dtype, drawn)
         name = getattr(network.config, "_name_or_path", "") or type(network).__name__
-        model = described(network, tokenizer, _called(name, drawn))
     elif isinstance(source, str | Path):
-        network, found = opened(source, device, dtype, revision, drawn)
-        model = described(network, tokenizer or found, _called(str(source), drawn))
+        network, found, ignored = opened(source, device, dtype, revision, drawn)
+        name = str(source)
     else:
         raise RheoscopeError(f"load takes a name, a directory or a transformers model, got {type(source).__name__}")
-    return model.proved(certify(model))
+    model = described(network, tokenizer or found, _called(name, drawn))
+    return model.proved(replace(certify(model), ignored=ignored))

@@ -19,16 +19,24 @@ TOKENS = 8
 @dataclass(frozen=True)
 class Certificate:
     """How far recomputation is from the model: weights (largest difference), closure (share of the displacement),
-    operators (x̂ through the matrices of M and F against the model's own q, k, v, as a share of them)."""
+    operators (x̂ through the matrices of M and F against the model's own q, k, v, as a share of them).
+
+    `ignored` names weights that the checkpoint has or lacks and that are no part of the stream (a pooler, a classifier)."""
 
     weights: float
     closure: float
     operators: float
     tokens: int
     dtype: str
+    ignored: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"exact on {self.tokens} tokens in {self.dtype}: {self.errors}"
+        return f"exact on {self.tokens} tokens in {self.dtype}: {self.errors}{self._without}"
+
+    @property
+    def _without(self) -> str:
+        more = f" and {len(self.ignored) - 3} more" if len(self.ignored) > 3 else ""
+        return f"; ignored, no part of the stream: {', '.join(self.ignored[:3])}{more}" if self.ignored else ""
 
     @property
     def parts(self) -> tuple[float, float, float]:
