@@ -4,7 +4,7 @@
     x_i ← x_i + FFN(x̂_i)              every token moves by itself
 
 Pre-norm reads x̂ = norm(x) and adds to x; post-norm adds first and normalises the sum. Tokens are rows; a text is a
-cloud of shape (b, n, d). `space/` sees these modules through `seeing.py`, exactly as it sees those of Hugging Face.
+cloud of shape (b, n, d). `space/` sees these modules through `describing.py`, exactly as it sees those of Hugging Face.
 """
 
 import math

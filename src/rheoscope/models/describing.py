@@ -1,26 +1,24 @@
-"""A Transformer of this project seen as operators on E: the same View, Trace and edits as any other model.
+"""From a Transformer of this project to its View: the same operators on E as of any other model.
 
-A Translator is seen as two of them, linked by cross attention.
+A Translator is described as two of them, linked by cross attention.
 
 W_Q, W_K, W_V    rows of the fused projection        W_O, b_O    the output projection, times `branch`
 mechanism        the module's own, with its mask, and its position where that stands between tokens
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rheoscope.attention.mechanism import Masked, Mechanism
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Position
 from rheoscope.models.config import Config
-from rheoscope.models.pairs import END, SPECIALS, START
+from rheoscope.models.running import Trained, Translating
 from rheoscope.models.transformer import (
     Block,
     CrossAttention,
@@ -30,82 +28,18 @@ from rheoscope.models.transformer import (
     Turn,
     rotary_tables,
 )
-from rheoscope.shapes import RheoscopeError
-from rheoscope.space import certificate
-from rheoscope.space.certificate import Certificate, probe
 from rheoscope.space.crossing import Crossing
-from rheoscope.space.editing import by_layer
 from rheoscope.space.head import Heads, Norm, Turned
-from rheoscope.space.linked import Linked, Pairing
-from rheoscope.space.model import Edits, LayerEdit
-from rheoscope.space.running import Running
 from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
-from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 from rheoscope.space.weights import check_weights, fingerprint
 
 Rows = list[tuple[Tensor, Tensor | None]]
 """Weights (g, d, k) and biases (g, k) of queries, of keys and of values."""
 Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-Weigh = Callable[[list[Tensor], Any, tuple[Any, ...], Tensor], None]
-Both = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
 
 
-class Ours(Running):
-    """What both kinds of models of this project share: how heads are edited and how text becomes ids."""
-
-    def editing(self, edit: Edits) -> AbstractContextManager[None]:
-        return editing(self.said, edit)
-
-    def encode(self, text: str) -> list[int]:
-        try:
-            return list(self.tokenizer.encode(text).ids)
-        except Exception as error:  # the library raises Exception itself
-            raise RheoscopeError(
-                f"the tokenizer cannot read this text ({error}); type a text of the characters it was made from"
-            ) from error
-
-    def decode(self, token: int) -> str:
-        return str(self.tokenizer.decode([token], skip_special_tokens=False))
-
-
-@dataclass(frozen=True, eq=False)
-class Trained(Ours):
-    """A Transformer of this project, its tokenizer, its description and its View. `rheoscope.load` makes one."""
-
-    def call(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n vocabulary"]:
-        return self.network(ids, real)
-
-    def pass_through(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> None:
-        self.network.stack(ids, real)
-
-
-@dataclass(frozen=True, eq=False)
-class Translating(Ours, Pairing):
-    """A Translator of this project: its decoder as `view`, its encoder as `encoder`. `rheoscope.load` makes one.
-
-    A source is its tokens and ``<|end|>``, a target ``<|start|>`` and its tokens, as it was trained.
-    """
-
-    def call(self, ids: Both, real: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b t vocabulary"]:
-        return self.network(*ids, real)
-
-    def pass_through(self, ids: Both, real: Bool[Tensor, "b s"] | None) -> None:
-        self.network.decoder(ids[1], None, None, self.network.encoder(ids[0], real), real)
-
-    def encode_source(self, text: str) -> list[int]:
-        return [*super().encode(text.strip()), self._special(END)]
-
-    def encode(self, text: str) -> list[int]:
-        return [self._special(START), *super().encode(text.strip())]
-
-    def _special(self, at: int) -> int:
-        if self.tokenizer.token_to_id(SPECIALS[at]) != at:
-            raise RheoscopeError(f"this tokenizer has no {SPECIALS[at]} with id {at}; type token ids (source, target)")
-        return at
-
-
-def seen(network: Any, tokenizer: Any, name: str) -> Trained | Translating:
+def described(network: Any, tokenizer: Any, name: str) -> Trained | Translating:
     """The model with its View, not yet certified."""
     check_weights(network)
     if isinstance(network, Translator):
@@ -272,100 +206,3 @@ def _scaled(W: Tensor, by: float) -> Tensor:
 def _library(tokenizer: Any) -> Any:
     """The tokenizer of the tokenizers library, also where one of transformers is wrapped around it."""
     return getattr(tokenizer, "backend_tokenizer", tokenizer)
-
-
-# Edited heads
-
-
-@dataclass(frozen=True, eq=False)
-class Edited(Mechanism):
-    """A mechanism whose heads are computed as ever, and then changed as their edit says."""
-
-    edit: LayerEdit = lambda q, k, v, mechanism, out: out
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None, lowering: str | None = None) -> Tensor:
-        own = Mechanism(self.score, self.mask, self.position, self.normaliser, self.value).under(mask)
-        return self.edit(q, k, v, own, own.attend(q, k, v, lowering=lowering))
-
-
-@contextmanager
-def editing(said: Description, edit: Edits) -> Iterator[None]:
-    """Inside, heads (layer, head) or whole layers are computed by their edits; every mechanism is its own again on exit."""
-    with ExitStack() as stack:
-        for layer, change in by_layer(said.blocks, edit).items():
-            stack.enter_context(_edited(said.attentions[layer].mechanism, change))
-        yield
-
-
-@contextmanager
-def _edited(attention: Any, change: LayerEdit) -> Iterator[None]:
-    """`current()` of one module, which every forward asks for its mechanism, answers with the edited one."""
-    own, held = attention.current, vars(attention).get("current")
-
-    def current() -> Mechanism:
-        now = own()
-        return Edited(now.score, now.mask, now.position, now.normaliser, now.value, change)
-
-    vars(attention)["current"] = current
-    try:
-        yield
-    finally:
-        del vars(attention)["current"]
-        if held is not None:
-            vars(attention)["current"] = held
-
-
-# The certificate
-
-
-def certify(model: Trained | Translating) -> Certificate:
-    """The View against the running modules on eight tokens; refused where they differ."""
-    ids = probe(model.view)
-    if isinstance(model, Trained):
-        return certificate.certify(*attended(model, ids))
-    return certify_linked(model, ids)
-
-
-def attended(model: Trained, ids: Int[Tensor, " n"]) -> tuple[Trace, list[Float[Tensor, "h n n"]]]:
-    """One run: its points, and the weights of every layer by the module itself."""
-    with weighing(model.said.attentions, _weigh) as own:
-        return model.trace(ids), own
-
-
-def certify_linked(model: Translating, ids: Int[Tensor, " n"]) -> Certificate:
-    """The encoder, the decoder and cross attention between them, in one run on a source and its tokens backwards."""
-    with (
-        weighing(model.said_of_source.attentions, _weigh) as source,
-        weighing(model.said.attentions, _weigh) as target,
-        weighing(model.said.crosses, _weigh_across) as across,
-    ):
-        linked: Linked = model.trace((ids, ids.flip(0)[: max(1, len(ids) - 2)]))
-    return certificate.together(
-        [
-            certificate.certify(linked.source, source),
-            certificate.certify(linked.target, target),
-            certificate.certify_across(linked.target, across),
-        ]
-    )
-
-
-@contextmanager
-def weighing(modules: Sequence[nn.Module], weigh: Weigh) -> Iterator[list[Tensor]]:
-    """While a model runs, the weights of every layer by the module itself, from what it was given in that run."""
-    own: list[Tensor] = []
-    with ExitStack() as stack, torch.no_grad():
-        for module in modules:
-            stack.callback(module.register_forward_hook(partial(weigh, own)).remove)
-        yield own
-
-
-def _weigh_across(own: list[Tensor], cross: Any, args: tuple[Any, ...], out: Tensor) -> None:
-    u, memory, mask, *_ = args
-    own.append(cross.mechanism.current().weights(projected(cross, u)[0], cross.remember(memory)[0], mask)[0])
-
-
-def _weigh(own: list[Tensor], attention: Any, args: tuple[Any, ...], out: Tensor) -> None:
-    u, mask, turning, position, *_ = args
-    q, k, _ = attention.project(u, turning)
-    mechanism = attention.mechanism.current()
-    own.append((mechanism if position is None else replace(mechanism, position=position)).weights(q, k, mask)[0])
