@@ -12,11 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import Position
 from rheoscope.models.config import Config
 from rheoscope.models.running import Trained, Translating
 from rheoscope.models.transformer import (
@@ -25,11 +24,9 @@ from rheoscope.models.transformer import (
     SelfAttention,
     Stack,
     Translator,
-    Turn,
-    rotary_tables,
 )
 from rheoscope.space.crossing import Crossing
-from rheoscope.space.head import Heads, Norm, Turned
+from rheoscope.space.head import Heads, Norm
 from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
 from rheoscope.space.view import View
 from rheoscope.space.weights import check_weights, fingerprint
@@ -166,17 +163,7 @@ def _heads(block: Any, attention: Any, rows: Rows, mechanism: Mechanism, project
 
 def mechanism_of(attention: SelfAttention, stack: Stack) -> Mechanism:
     """The module's own mechanism, with what the stack gives to every call: the rotation or the bias between tokens."""
-    rotary = stack.place.kind == "rotary"
-    position = Turned(partial(turn, stack)) if rotary else stack.place.between() or Position()
-    return replace(attention.mechanism.current(), position=position)
-
-
-def turn(stack: Stack, x: Float[Tensor, "b h n k"], at: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
-    """x at positions `at`, by the module's own tables; beyond the longest text, by tables of the same formula."""
-    cos, sin, longest = stack.place.cos, stack.place.sin, int(at.max()) + 1
-    if longest > len(cos):
-        cos, sin = (table.to(x.device) for table in rotary_tables(longest, x.shape[-1], stack.config.base))
-    return Turn(cos[at], sin[at])(x)
+    return replace(attention.mechanism.current(), position=stack.place.position())
 
 
 def scale_of(mechanism: Mechanism, like: Tensor) -> float:
