@@ -488,6 +488,7 @@ def test_a_forward_puts_no_mechanism_together(position: str, monkeypatch: pytest
     assert not made
 
 
+@pytest.mark.slow
 def test_a_forward_is_one_graph() -> None:
     """torch.compile sees it whole (in a process of its own: shapes checked as in these tests break it)."""
     code = (

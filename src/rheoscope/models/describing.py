@@ -6,7 +6,6 @@ W_Q, W_K, W_V    rows of the fused projection        W_O, b_O    the output proj
 mechanism        the module's own, with its mask, and its position where that stands between tokens
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -42,22 +41,23 @@ def described(network: Any, tokenizer: Any, name: str) -> Trained | Translating:
     if isinstance(network, Translator):
         source = describe(network.encoder)
         target = describe(network.decoder, source.final_norm)
-        far = view_of(source, network.encoder.config, None, facts(network.encoder, name))
-        near = view_of(target, network.config, network.unembed, facts(network, name))
+        far = view_of(source, network.encoder, None, facts(network.encoder, name))
+        near = view_of(target, network.decoder, network.unembed, facts(network, name))
         return Translating(network, _library(tokenizer), target, near, source, far)
     said = describe(network.stack)
-    view = view_of(said, network.config, network.unembed, facts(network, name))
+    view = view_of(said, network.stack, network.unembed, facts(network, name))
     return Trained(network, _library(tokenizer), said, view)
 
 
-def view_of(said: Description, config: Config, unembed: nn.Linear | None, facts: dict[str, Any]) -> View:
+def view_of(said: Description, stack: Stack, unembed: nn.Linear | None, facts: dict[str, Any]) -> View:
     """The View of a stack; the encoder of a Translator has no unembedding."""
     return View(
         blocks=said.blocks,
-        embed=_scaled(said.embed.weight, math.sqrt(config.width) if config.scaled_embedding else 1.0),
+        embed=_scaled(stack.embed.weight, stack.scale),
         unembed=None if unembed is None else unembed.weight.T,
         final_norm=said.final_norm,
         mlps=said.mlps,
+        context=stack.config.context,
         facts=facts,
         crossing=said.crossing,
     )
@@ -74,8 +74,6 @@ def facts(network: Any, name: str) -> dict[str, Any]:
         "weights": fingerprint(network, config.function()),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
-        "context": config.context,
-        "logit_cap": None,
     }
 
 
