@@ -85,8 +85,9 @@ def _is_ours(source: Any) -> bool:
 
 
 def _ours(source: Any, device: str | None, dtype: str | None, tokenizer: Any, drawn: int | None) -> Running:
+    from rheoscope.models.certificate import certify
     from rheoscope.models.checkpoint import opened, taken
-    from rheoscope.models.seeing import certify, seen
+    from rheoscope.models.describing import described
 
     if isinstance(source, nn.Module):
         network, found = taken(source, device, dtype, drawn), None  # type: ignore[arg-type]
@@ -94,7 +95,7 @@ def _ours(source: Any, device: str | None, dtype: str | None, tokenizer: Any, dr
     else:
         network, found = opened(source, device, dtype, drawn)
         name = "the default model" if source == DEFAULT else str(source)
-    model = seen(network, tokenizer or found, _called(name, drawn))
+    model = described(network, tokenizer or found, _called(name, drawn))
     return model.proved(certify(model))
 
 

@@ -66,7 +66,7 @@ def test_an_answer_and_a_token_that_are_not_there_are_refused() -> None:
 @pytest.mark.parametrize("name", [name for name in cases.EVERY if cases.double(name).view.unembed is not None])
 def test_the_attribution_sums_to_the_models_logit(name: str) -> None:
     trace = cases.traced(name, F64)
-    cap = trace.view.facts["logit_cap"]
+    cap = trace.view.logit_cap
     logits = trace.logits if cap is None else cap * torch.atanh(trace.logits / cap)
     for token, answer in ((-1, None), (4, 7)):
         lens = rs.readout(trace.view, trace, token=token, answer=answer)

@@ -170,7 +170,7 @@ def test_the_last_point_reads_out_as_the_logits(name: str) -> None:
     with torch.no_grad():
         logits = view.final_norm.own(trace.points[-1]) @ view.unembed
         logits = logits if view.unembed_bias is None else logits + view.unembed_bias
-    cap = view.facts["logit_cap"]
+    cap = view.logit_cap
     assert distance(logits if cap is None else cap * torch.tanh(logits / cap), trace.logits) <= 1e-10
     assert (cap is not None) == (name == "gemma3_capped")
 

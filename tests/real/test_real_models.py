@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.pretrained.certificate import eager
+from rheoscope.pretrained.certificate import attended
 from rheoscope.space.certificate import closure_error
 
 torch.set_num_threads(1)  # two threads on two shared cores wait for each other for minutes
@@ -65,7 +65,7 @@ def test_logits_and_points_are_those_of_the_untouched_model(name: str) -> None:
 @each
 def test_weights_and_displacements_of_a_trained_model(name: str) -> None:
     """Closure is told as a share of the stream: where tokens are huge, x + Delta is rounded by more than 1e-6 of Delta."""
-    again, own = eager(model(name), model(name).ids(TEXTS[name]))
+    again, own = attended(model(name), model(name).ids(TEXTS[name]))
     for layer, theirs in enumerate(own):
         ours = torch.stack([again.weights(layer, head) for head in range(len(theirs))])
         assert float((ours - theirs).abs().max()) <= 2e-6

@@ -49,7 +49,7 @@ class Certificate:
 
 def probe(view: View) -> Int[Tensor, " n"]:
     """The eight tokens that every model is asked about, or as many as it reads."""
-    vocabulary, context = len(view.embed), view.facts.get("context") or TOKENS
+    vocabulary, context = len(view.embed), view.context or TOKENS
     return torch.linspace(vocabulary // 3, vocabulary - 1, min(TOKENS, context)).long()
 
 

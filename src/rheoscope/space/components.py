@@ -79,10 +79,9 @@ def mlp_at(trace: Trace, layer: int) -> int:
 
 
 def started(trace: Trace, rows: list[int]) -> Named:
-    """The row of the embedding table, and what else stands at the start: positions (in BERT, segments and a norm too)."""
+    """What each word brings, and what else stands at the start: positions (in BERT, segments and a norm too)."""
     start = exact(trace.points[0, rows])
-    scale = float(trace.view.facts.get("embed_scale", 1.0))
-    words = exact(trace.view.embed[trace.ids[rows].to(trace.view.embed.device)]) * scale
+    words = exact(trace.view.embed[trace.ids[rows].to(trace.view.embed.device)])
     rest = start - words
     if float(rest.norm()) <= 10 * torch.finfo(trace.points.dtype).eps * float(start.norm()):
         return {"embed": start}

@@ -167,7 +167,7 @@ class Running(ABC):
         if isinstance(text, str) and self.tokenizer is None:
             raise RheoscopeError("this model has no tokenizer: type token ids, or rs.load(model, tokenizer=…)")
         ids = torch.tensor((encode or self.encode)(text)).long() if isinstance(text, str) else whole_numbers(text)
-        longest, vocabulary = self.view.facts.get("context"), len(self.view.embed)
+        longest, vocabulary = self.view.context, len(self.view.embed)
         if not len(ids) or (isinstance(text, str) and not text):  # a tokenizer may put a start token before nothing
             raise RheoscopeError("the text has no tokens; type at least one word")
         if longest is not None and len(ids) > longest:
