@@ -1,7 +1,7 @@
 """Answers in the terminal: every block is printed as soon as what it needs is known."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.blocks import Block, Cell, Lines, Table
@@ -66,7 +66,7 @@ def rich_table(block: Table, wide: bool = True) -> "RichTable":
     table = RichTable(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for at, cell in enumerate(block.header):
         last = at == len(block.header) - 1 and at in block.words
-        side = "left" if at in block.words else "right"
+        side: Literal["left", "right"] = "left" if at in block.words else "right"
         table.add_column(cell.text, justify=side, no_wrap=True, overflow="ellipsis" if last else "fold",
                          min_width=0 if last else len(cell.text))  # fmt: skip
     for at, row in enumerate(block.rows):

@@ -34,3 +34,7 @@ def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
         ends = ("low", "high")
         lines += [Line(f"edit, {end}", at, dataset[f"remaining_{end}"][0].values, "first", "dashed") for end in ends]
     return Panel(title, dataset[name].attrs["definition"], tuple(lines), Axis("", steps), Axis(low=0.0))
+
+
+def _short(step: Step) -> str:
+    return f"L{step.layer}" if step.is_end_of_layer else f"L{step.layer} mid"

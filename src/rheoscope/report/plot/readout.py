@@ -7,6 +7,7 @@ import numpy as np
 from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, number
 from rheoscope.report.plot.bars import bars
 from rheoscope.report.tokens import Words, places, shown
+from rheoscope.space.step import Step
 
 if TYPE_CHECKING:
     import xarray
