@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -67,4 +68,13 @@ class Model(Protocol):
         ...
 
 
-__all__ = ["Edit", "Edits", "Hook", "Hooks", "LayerEdit", "Model", "Text", "Trace"]
+def check_made_by(model: Model, trace: Trace) -> None:
+    """Refuses a Trace that other weights made: the model would run another text than the one that was seen."""
+    made_by, given = trace.view.facts.get("weights"), model.view.facts.get("weights")
+    if made_by != given:
+        raise RheoscopeError(
+            f"this Trace was made by weights {made_by}, the model holds {given}; type model.trace(text) with this model"
+        )
+
+
+__all__ = ["Edit", "Edits", "Hook", "Hooks", "LayerEdit", "Model", "Text", "Trace", "check_made_by"]
