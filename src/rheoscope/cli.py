@@ -83,12 +83,12 @@ def flow_command(
     Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 --file notes.txt --html notes.html
     ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
     """
-    from rheoscope.opening import load
     from rheoscope.report.flow import show
+    from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
 
     said = text_of(text, file)
-    show(load(model, device=device, dtype=dtype), said, compare, space, explain, json, html, no_html)
+    show(opened(model, device, dtype), said, compare, space, explain, json, html, no_html)
 
 
 @app.command("operators")
@@ -111,10 +111,10 @@ def operators_command(
     Examples:  rheoscope operators --model gpt2    ·    rheoscope operators -m path/ --html heads.html --json heads.json
     ·    rheoscope operators -m gpt2 --text "The keys to the cabinet are on the table"
     """
-    from rheoscope.opening import load
     from rheoscope.report.operators import show
+    from rheoscope.report.progress import opened
 
-    show(load(model, device=device, dtype=dtype), text, raw, explain, json, html)
+    show(opened(model, device, dtype), text, raw, explain, json, html)
 
 
 @app.command("covers")
@@ -140,13 +140,13 @@ def covers_command(
     Examples:  rheoscope covers "The keys to the cabinet are on the table"    ·    rheoscope covers --file notes.txt --html covers.html
     ·    rheoscope covers --file notes.txt --model path/ --no-untrained
     """
-    from rheoscope.opening import load
     from rheoscope.report.covers import show
+    from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
 
-    said, opened = text_of(text, file), load(model, device=device, dtype=dtype)
-    control = load(model, device=device, dtype=dtype, untrained=True, seed=seed) if untrained else None
-    show(opened, control, said, draws, explain, json, html)
+    said, trained = text_of(text, file), opened(model, device, dtype)
+    control = opened(model, device, dtype, untrained=True, seed=seed) if untrained else None
+    show(trained, control, said, draws, explain, json, html)
 
 
 @app.command("surgery")
@@ -172,11 +172,11 @@ def surgery_command(
     Examples:  rheoscope surgery "The keys to the cabinet are on the table" --heads 2.1,3.2 --M symmetric
     ·    rheoscope surgery --file notes.txt --model gpt2 --M "rank 8" --json cost.json
     """
-    from rheoscope.opening import load
+    from rheoscope.report.progress import opened
     from rheoscope.report.surgery import show
     from rheoscope.report.texts import text_of
 
-    show(load(model, device=device, dtype=dtype), text_of(text, file), heads, M, F, draws, json, html)
+    show(opened(model, device, dtype), text_of(text, file), heads, M, F, draws, json, html)
 
 
 @app.command("reverse")
@@ -198,11 +198,11 @@ def reverse_command(
 
     Examples:  rheoscope reverse "The keys to the cabinet are" --target " on"    ·    rheoscope reverse --file notes.txt --json pull.json
     """
-    from rheoscope.opening import load
+    from rheoscope.report.progress import opened
     from rheoscope.report.reverse import show
     from rheoscope.report.texts import text_of
 
-    show(load(model, device=device, dtype=dtype), text_of(text, file), target, position, top, json, html)
+    show(opened(model, device, dtype), text_of(text, file), target, position, top, json, html)
 
 
 def asked(arguments: list[str]) -> list[str]:

@@ -39,6 +39,7 @@ from rheoscope.space.head import Heads, Norm, Turned
 from rheoscope.space.linked import Linked, Pairing
 from rheoscope.space.model import Edits, LayerEdit
 from rheoscope.space.running import Running
+from rheoscope.space.stages import Progress
 from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -105,17 +106,17 @@ class Translating(Ours, Pairing):
         return at
 
 
-def seen(network: Any, tokenizer: Any, name: str) -> Trained | Translating:
+def seen(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Trained | Translating:
     """The model with its View, not yet certified."""
     check_weights(network)
     if isinstance(network, Translator):
         source = describe(network.encoder)
         target = describe(network.decoder, source.final_norm)
         far = view_of(source, network.encoder.config, None, facts(network.encoder, name))
-        near = view_of(target, network.config, network.unembed, facts(network, name))
+        near = view_of(target, network.config, network.unembed, facts(network, name, progress))
         return Translating(network, _library(tokenizer), target, near, source, far)
     said = describe(network.stack)
-    view = view_of(said, network.config, network.unembed, facts(network, name))
+    view = view_of(said, network.config, network.unembed, facts(network, name, progress))
     return Trained(network, _library(tokenizer), said, view)
 
 
@@ -132,7 +133,7 @@ def view_of(said: Description, config: Config, unembed: nn.Linear | None, facts:
     )
 
 
-def facts(network: Any, name: str) -> dict[str, Any]:
+def facts(network: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
     """Where a result comes from: stored with everything that is computed."""
     config, weight = network.config, next(network.parameters())
     return {
@@ -140,7 +141,7 @@ def facts(network: Any, name: str) -> dict[str, Any]:
         "type": "rheoscope",
         "family": config.form,
         "mechanism": config.mechanism,
-        "weights": fingerprint(network, config.function()),
+        "weights": fingerprint(network, config.function(), progress),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
         "context": config.context,
