@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.models.seeing import seen
+from rheoscope.models.describing import described as described_ours
 from rheoscope.pretrained.describing import described
 from rheoscope.space.head import Heads, Turned
 from tests.cases import double, gap, network, ours, random, text, theirs
@@ -30,7 +30,7 @@ ORDERED = [name for name in KINDS if name not in OWN or ours.CASES[name].positio
 
 def opened(name: str, net: Any) -> Any:
     """A network as a model, without a certificate."""
-    return (seen if name in ours.CASES else described)(net, None, name)
+    return (described_ours if name in ours.CASES else described)(net, None, name)
 
 
 @once
