@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rheoscope.models.seeing import attended
-from rheoscope.pretrained.certificate import eager as eager_attention
+from rheoscope.models import certificate as of_ours
+from rheoscope.pretrained import certificate as of_theirs
 from tests.models import cases as ours
 from tests.pretrained import cases as theirs
 from tests.pretrained.cases import LENGTH, distance, gap, random, text
@@ -61,7 +61,7 @@ def stream(name: str, ids: Tensor) -> list[Tensor]:
 
 def eager(name: str, ids: Tensor) -> Any:
     """A trace, and the weights by the model's own reference attention on it."""
-    return (attended if name in ours.CASES else eager_attention)(model(name), ids)
+    return (of_ours if name in ours.CASES else of_theirs).attended(model(name), ids)
 
 
 __all__ = [

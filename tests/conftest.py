@@ -1,10 +1,14 @@
-"""What every test shares: hypothesis without deadlines, no display, and the marks that need hardware or a network."""
+"""What every test shares: no deadlines, no display, no process left behind, and what the marks ask for."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from hypothesis import settings
+
+from tests.processes import ended
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
@@ -25,3 +29,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA device")
     if item.get_closest_marker("real_weights") and not REAL_MODELS.is_dir():
         pytest.skip("needs real checkpoints: set RHEOSCOPE_REAL_MODELS to a directory of them")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Shapes are checked at every call, but not where a mark says that numbers are checked instead."""
+    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("unchecked") is not None)
+    return (yield)
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_test() -> Iterator[None]:
+    with ended():
+        yield

@@ -42,7 +42,7 @@ _HOME = {
     "plot": "rheoscope.report.drawing",
     "register_with_transformers": "rheoscope.pretrained.interface",
     "reversed_map": "rheoscope.covers.reversed_attention",
-    "save_report": "rheoscope.report.page",
+    "save_report": "rheoscope.report.answers_page",
     "show": "rheoscope.report.drawing",
     "table": "rheoscope.report.table",
     "trace_under": "rheoscope.covers.surgery",

@@ -48,29 +48,36 @@ def attention(
     show(out, json, tokens, explain)
 
 
+Text = Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")]
+File = Annotated[Path | None, typer.Option(help="Read the text from this file.")]
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", help="A hub name or a directory with config.json and safetensors.")
-]
-OtherModel = Annotated[
     str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
 ]
+Explain = Annotated[bool, typer.Option("--explain", help="Define every column.")]
+Fast = Annotated[
+    bool, typer.Option("--fast", help="Leave out what is drawn at random: nulls, and what is told of them.")
+]
+Json = Annotated[Path | None, typer.Option(help="Write every number to this file.")]
+Csv = Annotated[Path | None, typer.Option(help="Write a table for every set of axes into this directory.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page with every picture to this file.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]
+Draws = Annotated[int, typer.Option(min=2, help="Random heads that each head is compared with.")]
 
 
 @app.command("flow")
 def flow_command(
-    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from this file.")] = None,
+    text: Text = None,
+    file: File = None,
     compare: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A second text, layer by layer beside it.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
-    ] = None,
+    model: ModelName = None,
     space: Annotated[str, typer.Option(help="raw, normed (after the final norm) or sphere (directions).")] = "raw",
-    explain: Annotated[bool, typer.Option("--explain", help="Define every column.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
+    fast: Fast = False,
+    explain: Explain = False,
+    json: Json = None,
+    csv: Csv = None,
     html: Annotated[
         Path | None, typer.Option(help="Write the report to this file (default: a free report.html).")
     ] = None,
@@ -83,26 +90,34 @@ def flow_command(
     Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 --file notes.txt --html notes.html
     ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
     """
-    from rheoscope.opening import load
-    from rheoscope.report.flow import show
+    from rheoscope.flow.cloud import check_space
+    from rheoscope.report import command
+    from rheoscope.report.jobs import JOBS
     from rheoscope.report.texts import text_of
+    from rheoscope.shapes import RheoscopeError
 
-    said = text_of(text, file)
-    show(load(model, device=device, dtype=dtype), said, compare, space, explain, json, html, no_html)
+    if html is not None and no_html:
+        raise RheoscopeError("--html and --no-html exclude each other; type one of them")
+    check_space(space)
+    said, files = text_of(text, file), command.Files(json, csv, html, report=not no_html)
+    opened = command.opened(model, device, dtype)
+    if compare is None:
+        command.run(JOBS["flow"], opened, said, {"space": space}, files, fast, explain)
+    else:
+        command.compare(JOBS["flow"], opened, (said, compare), {"space": space}, files, fast)
 
 
 @app.command("operators")
 def operators_command(
-    model: ModelName,
     text: Annotated[str | None, typer.Option(help="Also say what scores are made of on this text.")] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Bare weights, without the gain of the norm, as papers print them.")
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Define every column.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with maps of all heads to this file (and a PNG beside it).")
-    ] = None,
+    model: ModelName = None,
+    explain: Explain = False,
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -111,27 +126,28 @@ def operators_command(
     Examples:  rheoscope operators --model gpt2    ·    rheoscope operators -m path/ --html heads.html --json heads.json
     ·    rheoscope operators -m gpt2 --text "The keys to the cabinet are on the table"
     """
-    from rheoscope.opening import load
-    from rheoscope.report.operators import show
+    from rheoscope.report import command
+    from rheoscope.report.jobs import JOBS
 
-    show(load(model, device=device, dtype=dtype), text, raw, explain, json, html)
+    files, opened = command.Files(json, csv, html), command.opened(model, device, dtype)
+    command.run(JOBS["operators"], opened, text, {"raw": raw, "text": text}, files, explain=explain)
 
 
 @app.command("covers")
 def covers_command(
-    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from this file.")] = None,
-    draws: Annotated[int, typer.Option(min=2, help="Random heads that each head is compared with.")] = 40,
+    text: Text = None,
+    file: File = None,
+    draws: Draws = 40,
     untrained: Annotated[
         bool, typer.Option("--untrained/--no-untrained", help="Beside it the same architecture at initial weights.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Another one draws other initial weights.")] = 0,
-    model: OtherModel = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Define every column.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with every picture of the covers to this file.")
-    ] = None,
+    model: ModelName = None,
+    fast: Fast = False,
+    explain: Explain = False,
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -141,29 +157,34 @@ def covers_command(
     ·    rheoscope covers --file notes.txt --model path/ --no-untrained
     """
     from rheoscope.opening import load
-    from rheoscope.report.covers import show
+    from rheoscope.report import command
+    from rheoscope.report.jobs import JOBS
     from rheoscope.report.texts import text_of
 
-    said, opened = text_of(text, file), load(model, device=device, dtype=dtype)
-    control = load(model, device=device, dtype=dtype, untrained=True, seed=seed) if untrained else None
-    show(opened, control, said, draws, explain, json, html)
+    said, files = text_of(text, file), command.Files(json, csv, html)
+    opened = command.opened(model, device, dtype)
+    control = load(model, device=device, dtype=dtype, untrained=True, seed=seed).trace(said) if untrained else None
+    command.run(JOBS["covers"], opened, said, {"draws": draws, "control": control}, files, fast, explain)
 
 
 @app.command("surgery")
 def surgery_command(
-    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
+    text: Text = None,
     file: Annotated[
         Path | None, typer.Option(help="Read the text from this file; more text, closer intervals.")
     ] = None,
-    heads: Annotated[str | None, typer.Option(help="layer.head,… or a layer (default: every head).")] = None,
+    heads: Annotated[str | None, typer.Option(help="layer.head,… or a layer as L5 (default: every head).")] = None,
     M: Annotated[
         str | None, typer.Option("--M", help="In the place of M: symmetric, skew, at_zero, 'rank 8', …")
     ] = None,
     F: Annotated[str | None, typer.Option("--F", help="In the place of F: symmetric, 'rank 8', …")] = None,
+    each: Annotated[bool, typer.Option("--each", help="Every head alone, one after the other.")] = False,
     draws: Annotated[int, typer.Option(min=1, help="Random controls of each kind.")] = 1,
-    model: OtherModel = None,
-    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the picture to this file.")] = None,
+    model: ModelName = None,
+    explain: Explain = False,
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -172,25 +193,35 @@ def surgery_command(
     Examples:  rheoscope surgery "The keys to the cabinet are on the table" --heads 2.1,3.2 --M symmetric
     ·    rheoscope surgery --file notes.txt --model gpt2 --M "rank 8" --json cost.json
     """
-    from rheoscope.opening import load
-    from rheoscope.report.surgery import show
+    from rheoscope.covers.against import AGAINST, MATCHED, Against
+    from rheoscope.report import command
+    from rheoscope.report.jobs import JOBS
     from rheoscope.report.texts import text_of
+    from rheoscope.report.typed import heads_of
+    from rheoscope.shapes import RheoscopeError
 
-    show(load(model, device=device, dtype=dtype), text_of(text, file), heads, M, F, draws, json, html)
+    said, files = text_of(text, file), command.Files(json, csv, html)
+    if M is None and F is None:
+        raise RheoscopeError("nothing to change; type --M symmetric or --F symmetric")
+    opened = command.opened(model, device, dtype)
+    against = Against(MATCHED.names if each else AGAINST, draws=draws)
+    options = {"heads": heads_of(heads, opened.view), "M": M, "F": F, "each": each, "against": against}
+    command.run(JOBS["surgery"], opened, said, options, files, explain=explain)
 
 
 @app.command("reverse")
 def reverse_command(
-    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from this file.")] = None,
+    text: Text = None,
+    file: File = None,
     target: Annotated[
         str | None, typer.Option(help="The token to be said (most begin with a space; default: the likeliest).")
     ] = None,
-    position: Annotated[int, typer.Option(help="After which token, counted from 0; negative from the end.")] = -1,
-    top: Annotated[int, typer.Option(min=1, help="How many heads.")] = 10,
-    model: OtherModel = None,
-    json: Annotated[Path | None, typer.Option(help="Write every number to this file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with maps of all heads to this file.")] = None,
+    token: Annotated[int, typer.Option(help="After which token, counted from 0; negative from the end.")] = -1,
+    model: ModelName = None,
+    explain: Explain = False,
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -198,11 +229,45 @@ def reverse_command(
 
     Examples:  rheoscope reverse "The keys to the cabinet are" --target " on"    ·    rheoscope reverse --file notes.txt --json pull.json
     """
-    from rheoscope.opening import load
-    from rheoscope.report.reverse import show
+    from rheoscope.report import command
+    from rheoscope.report.jobs import JOBS
     from rheoscope.report.texts import text_of
 
-    show(load(model, device=device, dtype=dtype), text_of(text, file), target, position, top, json, html)
+    said, files = text_of(text, file), command.Files(json, csv, html)
+    opened = command.opened(model, device, dtype)
+    command.run(JOBS["reverse"], opened, said, {"target": target, "token": token}, files, explain=explain)
+
+
+@app.command("analyses")
+def analyses_command() -> None:
+    """Every analysis that can be asked: its name, its question, what it needs.
+
+    Examples:  rheoscope analyses
+    """
+    from rheoscope.report.analysing import show_catalogue
+
+    show_catalogue()
+
+
+@app.command(
+    "analyse",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def analyse_command(
+    context: typer.Context, name: Annotated[str, typer.Argument(help="The name of an analysis.")] = "--help"
+) -> None:
+    """Any analysis of the catalogue: rheoscope analyse NAME TEXT; its settings are its options (analyse NAME --help).
+
+    Examples:  rheoscope analyse transport "The keys to the cabinet are"    ·    rheoscope analyse composition --model gpt2 --csv tables
+    ·    rheoscope analyse fixed_point --file notes.txt --layers 0,3 --json settle.json
+    """
+    from rheoscope.report.analysing import command_of, show_usage
+
+    if name in ("-h", "--help"):
+        show_usage()
+    else:
+        command_of(name)(context.args)
 
 
 def asked(arguments: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """rs.load: a hub name, a directory or a model object becomes a Model. The one place that knows every maker."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,9 @@ def _is_ours(source: Any) -> bool:
 
 
 def _ours(source: Any, device: str | None, dtype: str | None, tokenizer: Any, drawn: int | None) -> Running:
+    from rheoscope.models.certificate import certify
     from rheoscope.models.checkpoint import opened, taken
-    from rheoscope.models.seeing import certify, seen
+    from rheoscope.models.describing import described
 
     if isinstance(source, nn.Module):
         network, found = taken(source, device, dtype, drawn), None  # type: ignore[arg-type]
@@ -93,7 +95,7 @@ def _ours(source: Any, device: str | None, dtype: str | None, tokenizer: Any, dr
     else:
         network, found = opened(source, device, dtype, drawn)
         name = "the default model" if source == DEFAULT else str(source)
-    model = seen(network, tokenizer or found, _called(name, drawn))
+    model = described(network, tokenizer or found, _called(name, drawn))
     return model.proved(certify(model))
 
 
@@ -104,13 +106,14 @@ def _theirs(
     from rheoscope.pretrained.checkpoint import opened, taken
     from rheoscope.pretrained.describing import described
 
+    found, ignored = None, ()
     if isinstance(source, nn.Module):
         network = taken(source, device, dtype, drawn)
         name = getattr(network.config, "_name_or_path", "") or type(network).__name__
-        model = described(network, tokenizer, _called(name, drawn))
     elif isinstance(source, str | Path):
-        network, found = opened(source, device, dtype, revision, drawn)
-        model = described(network, tokenizer or found, _called(str(source), drawn))
+        network, found, ignored = opened(source, device, dtype, revision, drawn)
+        name = str(source)
     else:
         raise RheoscopeError(f"load takes a name, a directory or a transformers model, got {type(source).__name__}")
-    return model.proved(certify(model))
+    model = described(network, tokenizer or found, _called(name, drawn))
+    return model.proved(replace(certify(model), ignored=ignored))

@@ -30,7 +30,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def test_every_field_equals_a_slow_one(name: str) -> None:
     trace = traced(name, F64)
     view = trace.view
-    found = rs.energy(view, trace, keep_massive=True)
+    found = rs.energy(trace, keep_massive=True)
     for layer, heads in enumerate(view.blocks):
         x = trace.read_by(layer)
         step = step_of(trace, layer)
@@ -57,7 +57,7 @@ def test_every_field_equals_a_slow_one(name: str) -> None:
 @torch.no_grad()
 def test_the_ledger_is_what_each_part_changes(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.energy(trace.view, trace, keep_massive=True)
+    found = rs.energy(trace, keep_massive=True)
     heads, x, after = trace.view.blocks[0], trace.read_by(0), trace.view.blocks[1]
     own = trace.points[trace.middle[0]] - x
 
@@ -94,7 +94,7 @@ def planted(kind: float) -> Any:
 def test_F_a_multiple_of_M_transposed_is_the_gradient(sign: float) -> None:
     """Law: cosine and alignment 1 (−1 downhill), every head found (none downhill)."""
     model = planted(0.01 * sign)
-    found = rs.energy(model.view, model.trace(text()), keep_massive=True)
+    found = rs.energy(model.trace(text()), keep_massive=True)
     assert float(abs(found.alignment - sign).max()) <= 1e-9
     assert float(abs(found.cosine - sign).max()) <= 1e-9
     assert bool((found.first_order * sign > 0).all())
@@ -141,7 +141,7 @@ def test_untrained_heads_are_rarely_called_gradient_like() -> None:
     """Random weights: about 5 % of the p-values lie below 5 %, and nothing is left after correction."""
     below, heads = 0, 0
     for name in ("gpt2", "llama", "qwen2", "neox", "opt", "phi3", "own", "own_biased"):
-        found = rs.energy(double(name).view, traced(name, F64))
+        found = rs.energy(traced(name, F64))
         heads += found.attrs["tested"]
         below += int((norm.sf(found.alignment_z) < 0.05).sum())
         assert found.attrs["found"] <= 1
@@ -163,7 +163,7 @@ def test_massive_tokens_stay_keys_and_leave_the_means() -> None:
     ids[4] = 7
     trace = model.trace(ids)
     assert 4 in trace.massive()
-    found, whole = rs.energy(model.view, trace), rs.energy(model.view, trace, keep_massive=True)
+    found, whole = rs.energy(trace), rs.energy(trace, keep_massive=True)
     assert found.attrs["massive"] == trace.massive()
 
     with torch.no_grad():
@@ -175,12 +175,12 @@ def test_massive_tokens_stay_keys_and_leave_the_means() -> None:
 
 def test_fields_are_described_and_short_texts_refused() -> None:
     trace = traced("gpt2", F64)
-    found = rs.energy(trace.view, trace)
+    found = rs.energy(trace)
     assert all(field.attrs["definition"] for field in found.data_vars.values())
     assert found.gradient_like.dtype == bool
     assert list(found.difference.values) == ["mask", "norm", "position", "mlp"]
     calls: list[tuple[int, int]] = []
-    rs.energy(trace.view, trace, progress=lambda done, of: calls.append((done, of)))
+    rs.energy(trace, progress=lambda done, of: calls.append((done, of)))
     assert calls == [(1, 2), (2, 2)]
     with pytest.raises(rs.RheoscopeError, match="at least 2 tokens that are not massive, got 1; type a longer text"):
-        rs.energy(trace.view, double("gpt2").trace([5]))
+        rs.energy(double("gpt2").trace([5]))

@@ -104,9 +104,9 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 def test_other_weights_than_softmax_are_refused() -> None:
     for name in ("own_sigmoid", "own_entmax", "own_relu", "own_shaped"):
         with pytest.raises(rs.RheoscopeError, match=r"no softmax of their scores.*type a model with softmax"):
-            rs.energy(model(name).view, model(name).trace(text()))
+            rs.energy(model(name).trace(text()))
     with pytest.raises(rs.RheoscopeError, match="no bilinear form"):
-        rs.energy(model("own_cosine").view, model("own_cosine").trace(text()))
+        rs.energy(model("own_cosine").trace(text()))
 
 
 def test_a_shift_of_the_keys_is_seen_by_a_rotation_a_norm_a_metric_and_a_sink() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.models.seeing import seen
+from rheoscope.models.describing import described as ours_described
 from rheoscope.pretrained.describing import described
 from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, Turned
@@ -138,7 +138,7 @@ PRE_NORM = [name for name in KINDS if double(name).view.blocks[0].norm.gain is n
 
 
 def uncertified(name: str, net: Any) -> Any:
-    return (seen if name in ours.CASES else described)(net, None, name)
+    return (ours_described if name in ours.CASES else described)(net, None, name)
 
 
 def words(model: Any) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """Equal to what others wrote, forward and backward, with copied weights; and the laws that need no peer."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import sinusoidal_table
 from rheoscope.attention.zoo import ZOO
-from rheoscope.models.cache import Cache, LayerCache
 from rheoscope.models.config import Config
-from rheoscope.models.transformer import Stack, build, parameter_count, rotary_tables
+from rheoscope.models.generation_cache import GenerationCache
+from rheoscope.models.transformer import Stack, build, parameter_count
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import gap, random
 from tests.models.outside import (
@@ -226,43 +228,6 @@ def test_a_block_by_its_formula() -> None:
     assert gap(model.stack.norm(x) @ model.unembed.weight.T, model(ids)) < 1e-12
 
 
-def test_rotary_turns_by_offset_alone() -> None:
-    """Scores depend on i - j: R(i) R(j)ᵀ = R(i - j), and the first position stays where it is."""
-    model = made(depth=1)
-    place, attention = model.stack.place, model.stack.blocks[0].attention
-    u = random(1, 1, 6, 16)
-    near, far = (attention.project(u, place.turn(torch.arange(6) + start)) for start in (0, 17))
-    plain = attention.project(u)
-    assert gap(near[0] @ near[1].mT, far[0] @ far[1].mT) < 1e-6
-    assert gap(near[0][:, :, 0], plain[0][:, :, 0]) < 1e-6
-    assert gap(near[0], plain[0]) > 1e-2
-    cos, sin = rotary_tables(24, 4, 10000.0)
-    assert gap(cos[3], torch.tensor([3.0, 0.03]).cos()) < 1e-6
-    assert gap(sin[3], torch.tensor([3.0, 0.03]).sin()) < 1e-6
-
-
-@pytest.mark.parametrize("form", ["encoder", "decoder"])
-def test_buckets_are_those_of_t5(form: str) -> None:
-    """A decoder spends every bucket on the past, an encoder half of them."""
-    from transformers import T5Config
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    config = T5Config(d_model=8, d_kv=4, num_heads=4, is_decoder=form == "decoder")
-    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
-    place = made(form=form, position="buckets").stack.place
-    with torch.no_grad():
-        theirs.relative_attention_bias.weight.copy_(place.table)
-        ours = place.between().bias(torch.arange(200), torch.arange(200))
-        past = later(200).T if form == "decoder" else torch.ones(200, 200, dtype=torch.bool)
-        assert gap(ours[:, past], theirs.compute_bias(200, 200)[0][:, past]) < 1e-6
-
-
-def test_alibi_has_a_slope_a_head() -> None:
-    model = made(position="alibi", depth=1)
-    bias = model.stack.place.between().bias(torch.arange(5), torch.arange(5))
-    assert bias[:, 4, 2].tolist() == [-2 * 2.0 ** (-2 * h) for h in range(1, 5)]
-
-
 def test_options_reach_every_mechanism() -> None:
     model = translator(mechanism="metric", options={"sigma": 3.0})
     blocks = [*model.encoder.blocks, *model.decoder.blocks]
@@ -379,7 +344,7 @@ def apart(a: Tensor, b: Tensor) -> float:
 
 
 def in_pieces(model: Any, ids: Tensor, cuts: list[int], room: int = 0) -> Tensor:
-    cache = Cache(model.config.depth, room)
+    cache = GenerationCache(model.config.depth, room)
     bounds = [0, *sorted({cut for cut in cuts if cut < ids.shape[1]}), ids.shape[1]]
     with torch.no_grad():
         return torch.cat([model(ids[:, a:b], None, cache) for a, b in pairwise(bounds)], 1)
@@ -411,20 +376,9 @@ def test_every_mechanism_goes_on_from_a_cache(mechanism: str) -> None:
     assert gap(in_pieces(model, ids, [3, 4, 5, 6]), model(ids)) < 1e-9
 
 
-def test_a_cache_keeps_keys_of_its_length_and_grows_by_doubling() -> None:
-    k = random(1, 1, 2, 20, 3)
-    cache, sizes = LayerCache(), set()
-    for at in range(20):
-        keys, values = cache.extend(k[:, :, at : at + 1], -k[:, :, at : at + 1])
-        assert torch.equal(keys, k[:, :, : at + 1])
-        assert torch.equal(values, -keys)
-        sizes.add(cache.past[0].shape[-2])
-    assert sizes == {1, 2, 4, 8, 16, 32}
-
-
 def test_a_cache_takes_rows_and_spreads() -> None:
     model, source, first = translator(), texts(7, 2, 5), texts(8, 2, 3)
-    then, last, cache = texts(9, 4, 1), texts(10, 4, 1), Cache(2)
+    then, last, cache = texts(9, 4, 1), texts(10, 4, 1), GenerationCache(2)
     both, rows = torch.tensor([0, 0, 1, 1]), torch.tensor([1, 0, 3, 3])
     assert len({tuple(row) for row in then.tolist()}) > 2
     with torch.no_grad():
@@ -443,7 +397,7 @@ def test_the_source_is_read_once() -> None:
     calls: list[int] = []
     for block in model.decoder.blocks:
         block.cross.read.register_forward_hook(lambda *_: calls.append(1))
-    cache, memory = Cache(2), model.encoder(source)
+    cache, memory = GenerationCache(2), model.encoder(source)
     with torch.no_grad():
         for at in range(4):
             model.decoder(texts(at, 2, 1), None, cache, memory)
@@ -489,7 +443,7 @@ def test_every_position_learns_in_a_translator(placement: str, position: str) ->
 
 
 def test_a_text_longer_than_the_model_reads() -> None:
-    model, cache = made(), Cache(2)
+    model, cache = made(), GenerationCache(2)
     with pytest.raises(RheoscopeError, match=r"the text has 25 tokens, the model reads at most 24; type a shorter"):
         model(texts(1, 1, 25))
     with torch.no_grad():
@@ -521,13 +475,28 @@ def test_weights_are_dropped_while_training_alone() -> None:
         build(config.but(mechanism="sigmoid"))
 
 
-def test_a_forward_puts_no_mechanism_together(monkeypatch):
+@pytest.mark.parametrize("position", ["rotary", "learned", "sinusoidal", "none"])
+def test_a_forward_puts_no_mechanism_together(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile (2.11) breaks its graph where one is made: the step of a 124M decoder then takes a fifth longer."""
     model, ids = (
-        build(Config(vocabulary=11, width=8, depth=2, heads=2, position="learned")),
+        build(Config(vocabulary=11, width=8, depth=2, heads=2, position=position)),  # type: ignore[arg-type]
         torch.tensor([[1, 2]]),
     )
     made = []
     monkeypatch.setattr(Mechanism, "__init__", lambda self, *given, **named: made.append(type(self)))
     assert model(ids).shape == (1, 2, 11)
     assert not made
+
+
+@pytest.mark.slow
+def test_a_forward_is_one_graph() -> None:
+    """torch.compile sees it whole (in a process of its own: shapes checked as in these tests break it)."""
+    code = (
+        "import torch; from torch._dynamo import explain, reset; from rheoscope.models.config import Config\n"
+        "from rheoscope.models.transformer import build\n"
+        f"for position in {POSITIONS}:\n"
+        "    reset(); model = build(Config(vocabulary=9, width=8, depth=1, heads=2, position=position))\n"
+        "    print(position, explain(model)(torch.tensor([[1, 2, 3]])).graph_break_count)"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [f"{position} 0" for position in POSITIONS], done.stderr

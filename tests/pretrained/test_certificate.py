@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rheoscope.pretrained.certificate import certify, eager
+from rheoscope.pretrained.certificate import attended, certify
 from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import EVERY, model
 
@@ -18,6 +18,6 @@ def test_certifying_leaves_the_model_as_it_was(name: str) -> None:
 def test_an_error_on_the_way_leaves_the_model_as_it_was() -> None:
     of = model("llama")
     with pytest.raises(RheoscopeError, match="token ids lie in"):
-        eager(of, torch.tensor([10**6]))
+        attended(of, torch.tensor([10**6]))
     assert of.network.config._attn_implementation == "sdpa"
     assert not any(part._forward_hooks for part in of.network.modules())

@@ -6,7 +6,7 @@ import pytest
 import transformers as hf
 
 import rheoscope as rs
-from rheoscope.pretrained.certificate import eager
+from rheoscope.pretrained.certificate import attended
 from rheoscope.pretrained.families import FAMILIES, RELEVANT, family_of
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import closure_error
@@ -129,7 +129,7 @@ def test_what_a_family_knows_it_reproduces(variant: str) -> None:
     of = rs.load(net)
     trace = of.trace(text())
     assert of.view.facts["certificate"].closure <= 1e-6
-    again, own = eager(of, text())
+    again, own = attended(of, text())
     for layer, theirs in enumerate(own):
         assert closure_error(trace, layer) <= 1e-6
         for head, weights in enumerate(theirs):
@@ -140,7 +140,7 @@ def test_long_rope_beyond_its_first_context() -> None:
     """There the tables depend on the length of the text: what is recomputed follows them, forth and back."""
     of = rs.load(randomised(VARIANTS["phi3 long rope"]()))
     for n in (20, 40, 20):
-        again, own = eager(of, text(n=n))
+        again, own = attended(of, text(n=n))
         for layer, theirs in enumerate(own):
             for head, weights in enumerate(theirs):
                 assert gap(again.weights(layer, head), weights) <= 1e-6

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.pretrained.certificate import eager
+from rheoscope.pretrained.certificate import attended
 from rheoscope.space.certificate import closure_error
 
 torch.set_num_threads(1)  # two threads on two shared cores wait for each other for minutes
@@ -23,6 +23,8 @@ TEXTS = {
     "gpt-nano-sort": [2, 0, 1, 1, 0, 2, 0, 0, 1, 1],
     "smollm2": "When Mary and John went to the store, John gave a drink to Mary. The Eiffel Tower is in Paris",
     "minilm": "The keys to the cabinet are on the table, and the cabinet is in the hall.",
+    "gte-small": "The keys to the cabinet are on the table, and the cabinet is in the hall.",
+    "stories15m": "Once upon a time, there was a girl named Lily.",
 }
 pytestmark = pytest.mark.real_weights
 each = pytest.mark.parametrize("name", TEXTS)
@@ -63,7 +65,7 @@ def test_logits_and_points_are_those_of_the_untouched_model(name: str) -> None:
 @each
 def test_weights_and_displacements_of_a_trained_model(name: str) -> None:
     """Closure is told as a share of the stream: where tokens are huge, x + Delta is rounded by more than 1e-6 of Delta."""
-    again, own = eager(model(name), model(name).ids(TEXTS[name]))
+    again, own = attended(model(name), model(name).ids(TEXTS[name]))
     for layer, theirs in enumerate(own):
         ours = torch.stack([again.weights(layer, head) for head in range(len(theirs))])
         assert float((ours - theirs).abs().max()) <= 2e-6
@@ -164,12 +166,31 @@ def test_smollm2_knows_where_the_tower_is() -> None:
     assert float(law[paris].detach()) == pytest.approx(0.656, abs=0.03)
 
 
-def test_minilm_tells_a_paraphrase() -> None:
-    def meaning(text: str) -> torch.Tensor:
-        return model("minilm").trace(text).points[-1].mean(0)
+def cosines(name: str) -> tuple[float, float]:
+    """Of a paraphrase and of another sentence, tokens of the last layer averaged."""
 
-    pair = meaning("A man is playing a guitar."), meaning("Someone plays the guitar.")
-    other = meaning("The stock market fell sharply today.")
-    near, far = (float(torch.cosine_similarity(pair[0], x, dim=0)) for x in (pair[1], other))
+    def meaning(text: str) -> torch.Tensor:
+        return model(name).trace(text).points[-1].mean(0)
+
+    first = meaning("A man is playing a guitar.")
+    others = "Someone plays the guitar.", "The stock market fell sharply today."
+    near, far = (float(torch.cosine_similarity(first, meaning(other), dim=0)) for other in others)
+    return near, far
+
+
+def test_minilm_tells_a_paraphrase() -> None:
+    near, far = cosines("minilm")
     assert near > 0.6
     assert far < 0.2
+
+
+def test_gte_small_tells_a_paraphrase_and_has_no_pooler() -> None:
+    near, far = cosines("gte-small")
+    assert near > 0.9
+    assert far == pytest.approx(0.71, abs=0.02)
+    assert model("gte-small").view.facts["certificate"].ignored == ("pooler.dense.bias", "pooler.dense.weight")
+
+
+def test_stories15m_begins_as_stories_do() -> None:
+    of = model("stories15m")
+    assert of.words(of.run("Once upon a")[-1].argmax()[None])[0].strip() == "time"

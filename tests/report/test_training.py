@@ -38,10 +38,6 @@ def train(out: str = "run", data: str = "a.txt", settings: Any = SMALL, steps: i
     show("tiny", [Path(data)], Path(out), (), settings, steps, "cpu", **more)
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "rheoscope.cli", "train", *words]
-
-
 def test_a_run_its_end_and_its_repetition(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train()
     said = capsys.readouterr()
@@ -131,9 +127,19 @@ def words(out: str, *more: str) -> list[str]:
     return ["tiny", "--data", "a.txt", "--out", out, "--device", "cpu", "--set", *SMALL, *more]
 
 
+WITH_CTRL_C = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from rheoscope.cli import main
+main()
+"""
+"""The command in the foreground. A child of a background job is born deaf to Ctrl-C, as nohup wants it, and stays so."""
+
+
 @pytest.mark.slow
 def test_ctrl_c_as_a_person_types_it(here: Path) -> None:
-    running = subprocess.Popen(command(*words("run"), "--steps", "100000"), stderr=subprocess.PIPE, text=True)
+    typed = [sys.executable, "-c", WITH_CTRL_C, "train", *words("run"), "--steps", "20000"]
+    running = subprocess.Popen(typed, stderr=subprocess.PIPE, text=True)
     patience = time.monotonic() + 60
     while not (here / "run" / "last").is_dir() and time.monotonic() < patience:
         time.sleep(0.05)

@@ -142,6 +142,13 @@ def test_the_certificate_is_one_line() -> None:
     assert line.startswith("exact on 8 tokens in float32: weights off by 1.0e-07, closure by 2.0e-07")
 
 
+def test_the_certificate_names_what_is_ignored() -> None:
+    some = Certificate(0.0, 0.0, 0.0, 8, "float32", ("score.weight",))
+    assert str(some).endswith("operators by 0.0e+00; ignored, no part of the stream: score.weight")
+    many = Certificate(0.0, 0.0, 0.0, 8, "float32", ("a", "b", "c", "d", "e"))
+    assert str(many).endswith("; ignored, no part of the stream: a, b, c and 2 more")
+
+
 def test_a_context_shorter_than_the_certificate() -> None:
     short = randomised(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2 | {"n_positions": 3})))
     assert rs.load(short).view.facts["certificate"].tokens == 3

@@ -103,7 +103,7 @@ def test_an_empty_string() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_the_context_is_the_models(name: str) -> None:
     """Up to the last position the model runs, beyond it the text is refused before anything runs."""
-    longest = model(name).view.facts["context"]
+    longest = model(name).view.context
     assert longest == (CONTEXT - 2 if name == "roberta" else CONTEXT)
     assert model(name).trace(text(0, longest)).points.shape[1] == longest
     for ask in (model(name).trace, model(name).run):

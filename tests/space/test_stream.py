@@ -8,19 +8,20 @@ import torch
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.step import Step
 from rheoscope.space.stream import changing, taps, watching
 from tests.cases import KINDS, LENGTH, PARALLEL, POST_NORM, distance, gap, model, text, traced
 
 with_logits = pytest.mark.parametrize("name", KINDS)
 
 
-def steps(name: str) -> list[str]:
+def steps(name: str) -> list[Step]:
     """The steps that the model itself reads."""
     trace = traced(name)
     return [step for step in trace.steps if step not in trace.not_read]
 
 
-def watched(name: str, hooks: dict[str, Callable[[Tensor], Tensor]]) -> Tensor:
+def watched(name: str, hooks: dict[Step, Callable[[Tensor], Tensor]]) -> Tensor:
     """The points (p, n, d) of a run with hooks."""
     of = model(name)
     points = torch.empty(len(taps(of.said)), 1, LENGTH, of.view.width)
@@ -41,9 +42,9 @@ def test_a_hook_that_changes_nothing_changes_no_bit(name: str) -> None:
 
 @with_logits
 def test_a_hook_sees_the_points_of_the_trace(name: str) -> None:
-    found: dict[str, Tensor] = {}
+    found: dict[Step, Tensor] = {}
 
-    def keep(step: str) -> Callable[[Tensor], Tensor]:
+    def keep(step: Step) -> Callable[[Tensor], Tensor]:
         def hook(x: Tensor) -> Tensor:
             found[step] = x.detach().clone()
             return x
@@ -172,4 +173,4 @@ def test_everything_is_undone_even_after_an_error(name: str) -> None:
 
 def test_post_norm_models_have_their_sums_as_steps() -> None:
     for name in POST_NORM:
-        assert {"L0.attn_sum", "L0.mlp_sum"} < set(traced(name).steps)
+        assert {"L0.attn_sum", "L0.mlp_sum"} < set(map(str, traced(name).steps))

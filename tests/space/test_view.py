@@ -1,12 +1,18 @@
 """A View: layers, heads and their operators, and what is refused."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Head
-from tests.cases import EVERY, WITH_M, gap, model, network, ours, theirs
-from tests.pretrained.cases import VOCABULARY
+from tests.cases import EVERY, WITH_M, distance, gap, model, network, ours, theirs, traced
+from tests.models import test_linked as linked
+from tests.pretrained.cases import CONTEXT, VOCABULARY
+
+F64 = torch.float64
 
 every = pytest.mark.parametrize("name", EVERY)
 
@@ -55,6 +61,68 @@ def test_facts_say_what_the_model_is(name: str) -> None:
     assert facts["device"] == "cpu"
     assert len(facts["weights"]) == 16
     assert str(facts["certificate"]).startswith("exact on 8 tokens in float32: weights off by ")
+
+
+def started(name: str, trace: Any) -> Tensor:
+    """The sum that a model begins with: its first point, or in BERT what the norm of the embeddings reads."""
+    if not name.startswith(("bert", "roberta")):
+        return trace.points[0]
+    net, read = network(name, F64), []
+    norm = net.base_model.embeddings.LayerNorm
+    handle = norm.register_forward_pre_hook(lambda module, args: read.append(args[0][0]))
+    net(trace.ids[None])
+    handle.remove()
+    assert gap(norm(read[0]), trace.points[0]) <= 1e-12
+    return read[0]
+
+
+def positions(name: str, n: int) -> Tensor:
+    """What stands beside the words at the start, by the network's own tables."""
+    net = network(name, F64)
+    if name in ours.CASES:
+        added = ours.CASES[name].position in {"learned", "sinusoidal"}
+        return net.stack.place.table[:n] if added else torch.zeros(n, 1)
+    if name.startswith("gpt2"):
+        return net.transformer.wpe.weight[:n]
+    if name.startswith("opt"):
+        return net.model.decoder.embed_positions.weight[2 : 2 + n]
+    if name.startswith(("bert", "roberta")):
+        tables, first = net.base_model.embeddings, 2 if name == "roberta" else 0
+        return tables.position_embeddings.weight[first : first + n] + tables.token_type_embeddings.weight[0]
+    return torch.zeros(n, 1)
+
+
+@every
+@torch.no_grad()
+def test_embed_is_what_a_word_brings_to_the_stream(name: str) -> None:
+    """Scaled and mapped into E, whoever made the model: with its position it is where the stream starts, for every token."""
+    trace = traced(name, F64)
+    words = trace.view.embed[trace.ids]
+    assert distance(words + positions(name, len(trace)), started(name, trace)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", list(linked.CASES))
+@torch.no_grad()
+def test_embed_is_what_a_word_brings_on_both_sides_of_a_pair(name: str) -> None:
+    both, of = linked.traced(name, F64), linked.model(name, F64)
+    for trace, stack in ((both.source, of.network.encoder), (both.target, of.network.decoder)):
+        start = stack.place.embedded(trace.view.embed[trace.ids][None], slice(0, len(trace)))[0]
+        assert distance(start, trace.points[0]) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["gemma3", "own_encoder", "opt_projected"])
+def test_a_scaled_or_mapped_embedding_is_not_the_bare_table(name: str) -> None:
+    bare = network(name).stack.embed if name in ours.CASES else network(name).get_input_embeddings()
+    assert model(name).view.embed.shape != bare.weight.shape or gap(model(name).view.embed, bare.weight) > 1e-2
+
+
+@every
+def test_facts_decide_no_number(name: str) -> None:
+    """What a formula reads has a field of its own; facts are for those who ask where a number comes from."""
+    view = model(name).view
+    assert set(view.facts) - {"mechanism"} == {"model", "type", "family", "weights", "dtype", "device", "certificate"}
+    assert view.context == (CONTEXT - 2 if name == "roberta" else CONTEXT)
+    assert view.logit_cap == (3.0 if name == "gemma3_capped" else None)
 
 
 @pytest.mark.parametrize("layer", [-1, 2, 99])

@@ -8,10 +8,10 @@ torch.Size([1, 5, 32])
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rheoscope.attention.cache import Cache
 from rheoscope.attention.mechanism import Masked, Mechanism
 from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.attention.zoo import ZOO
@@ -19,6 +19,8 @@ from rheoscope.attention.zoo import mechanism as named
 from rheoscope.shapes import RheoscopeError
 
 Stream = Float[Tensor, "b t width"]
+
+__all__ = ["Attention", "Cache", "MultiHeadAttention"]
 
 
 class Attention(nn.Module):
@@ -53,30 +55,6 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"score={type(self.mechanism.score).__name__}, normaliser={type(self.mechanism.normaliser).__name__}"
-
-
-class Cache:
-    """Keys and values of the tokens seen so far, before positions are applied; grows along the token axis.
-
-    >>> import torch, rheoscope as rs
-    >>> cache, layer = rs.nn.Cache(), rs.nn.MultiHeadAttention(8, heads=2)
-    >>> for token in torch.randn(3, 1, 1, 8):
-    ...     out = layer(token, mask="causal", cache=cache)
-    >>> len(cache)
-    3
-    """
-
-    def __init__(self) -> None:
-        self.k: Tensor | None = None
-        self.v: Tensor | None = None
-
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        self.k = k if self.k is None else torch.cat([self.k, k], dim=-2)
-        self.v = v if self.v is None else torch.cat([self.v, v], dim=-2)
-        return self.k, self.v
-
-    def __len__(self) -> int:
-        return 0 if self.k is None else self.k.shape[-2]
 
 
 class MultiHeadAttention(nn.Module):

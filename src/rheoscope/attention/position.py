@@ -12,6 +12,7 @@
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,7 @@ from rheoscope.shapes import KeyAt, RheoscopeError, RowAt, Scores
 
 Placed = Float[Tensor, "b h t d"]
 At = Int[Tensor, " t"]
+PairTable = Float[Tensor, "t half"]
 Pulled = tuple[Tensor, dict[str, Tensor]]
 Biases = Float[Tensor, "*#bh m n"]
 
@@ -54,14 +56,19 @@ class Position:
         return type(self) is Position
 
 
+def angles(at: At, width: int, base: float = 10000.0) -> Float[Tensor, "t half"]:
+    """p base^{-2c/width} of position p and pair c, in float64: what sine tables and rotations are made of."""
+    c = torch.arange(0, width, 2, dtype=torch.float64, device=at.device)
+    return at[:, None].double() * base ** (-c / width)
+
+
 def sinusoidal_table(at: At, width: int, base: float = 10000.0) -> Float[Tensor, "t d"]:
     """P(p)_{2c} = sin(p base^{-2c/d}), P(p)_{2c+1} = cos(the same): the table of arXiv:1706.03762, in float64.
 
     >>> sinusoidal_table(torch.arange(2), 4).shape
     torch.Size([2, 4])
     """
-    c = torch.arange(0, width, 2, dtype=torch.float64, device=at.device)
-    angle = at[:, None].double() * base ** (-c / width)
+    angle = angles(at, width, base)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[:, :width]
 
 
@@ -94,6 +101,45 @@ class Learned(Position):
         return dy, {"table": table.index_add(0, at, dy.sum((0, 1)).to(table.dtype))}
 
 
+def rotary_tables(at: At, width: int, base: float = 10000.0) -> tuple[PairTable, PairTable]:
+    """cos and sin of p base^{-2c/width} of position p and pair c, in float64.
+
+    >>> rotary_tables(torch.arange(3), 8)[0].shape
+    torch.Size([3, 4])
+    """
+    angle = angles(at, width, base)
+    return angle.cos(), angle.sin()
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which coordinates turn together: `laid` puts a table for the first of each pair and one for the second where these
+    coordinates are, `partner` puts on every coordinate the one that it turns with."""
+
+    laid: Callable[[Tensor, Tensor], Tensor]
+    partner: Callable[[Tensor], Tensor]
+
+
+HALVES = Pairs(lambda a, b: torch.cat([a, b], -1), lambda x: x.roll(x.shape[-1] // 2, -1))
+NEIGHBOURS = Pairs(
+    lambda a, b: torch.stack([a, b], -1).flatten(-2), lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+)
+PAIRS = {"halves": HALVES, "neighbours": NEIGHBOURS}
+
+
+class Turn:
+    """x ↦ x R(p) by tables at hand, given back in x's dtype; laid out once, it turns queries and keys of every layer.
+
+    No frozen value, and no default `pairs`: either breaks the graph of `torch.compile` inside a forward (torch 2.11).
+    """
+
+    def __init__(self, cos: PairTable, sin: PairTable, pairs: Pairs) -> None:
+        self.cos, self.sin, self.partner = pairs.laid(cos, cos), pairs.laid(-sin, sin), pairs.partner
+
+    def __call__(self, x: Placed) -> Placed:
+        return (x * self.cos + self.partner(x) * self.sin).to(x.dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class Rotary(Position):
     """q_i R(i), k_j R(j) with R(i) R(j)^T = R(i - j): the score sees offsets alone (RoFormer, arXiv:2104.09864).
@@ -107,7 +153,7 @@ class Rotary(Position):
     pairs: Literal["halves", "neighbours"] = "halves"
 
     def __post_init__(self) -> None:
-        if self.pairs not in ("halves", "neighbours"):
+        if self.pairs not in PAIRS:
             raise RheoscopeError(f"unknown pairs {self.pairs!r}; type 'halves' (Llama, NeoX) or 'neighbours' (GPT-J)")
         if self.width is not None and (self.width < 2 or self.width % 2):
             raise RheoscopeError(
@@ -122,15 +168,8 @@ class Rotary(Position):
 
     def place(self, x: Placed, at: At) -> Placed:
         width = self.width or x.shape[-1]
-        c = torch.arange(0, width, 2, dtype=torch.float64, device=x.device)
-        angle = at[:, None].double() * self.base ** (-c / width)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        turned, rest = x[..., :width], x[..., width:]
-        if self.pairs == "halves":
-            a, b = turned.chunk(2, -1)
-            return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        return torch.cat([torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2), rest], -1)
+        cos, sin = (table.to(x.dtype) for table in rotary_tables(at, width, self.base))
+        return torch.cat([Turn(cos, sin, PAIRS[self.pairs])(x[..., :width]), x[..., width:]], -1)
 
     def pull(self, at: At, dy: Placed) -> Pulled:
         return self.place(dy, -at), {}

@@ -86,7 +86,7 @@ def decay(
 def after(trace: Trace, layer: int) -> list[str]:
     """The steps from where the attention of a layer has written on."""
     first = trace.steps.index(written_at(trace, layer))
-    return [step for step in trace.steps[first:] if step not in trace.not_read]
+    return [str(step) for step in trace.steps[first:] if step not in trace.not_read]
 
 
 # Noise

@@ -71,7 +71,7 @@ def head_types(
             "type threshold=0.4, window=5"
         )
     if trace is None:
-        vocabulary, context = len(model.view.embed), model.view.facts.get("context") or 128
+        vocabulary, context = len(model.view.embed), model.view.context or 128
         tokens = min(64, vocabulary, context // 2) if tokens is None else tokens
         trace, probe = model.trace(repeated(vocabulary, tokens, seed)), f"{tokens} random tokens, twice"
     else:

@@ -161,9 +161,9 @@ def live(
         read: list[Tensor] = []
         added: list[Tensor] = []
         edits[one.layer] = _editing(one, kept, read, added)
-        hooks.setdefault(trace.steps[trace.where[one.layer]], []).append(_looking(read))
+        hooks.setdefault(str(trace.steps[trace.where[one.layer]]), []).append(_looking(read))
         if one.content is not None:  # before the next layer looks at the same step
-            hooks.setdefault(written_at(trace, one.layer), []).insert(0, partial(_adding, added))
+            hooks.setdefault(str(written_at(trace, one.layer)), []).insert(0, partial(_adding, added))
     return edits, {label: _in_turn(some) for label, some in hooks.items()}
 
 

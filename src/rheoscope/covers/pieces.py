@@ -31,7 +31,7 @@ def pieces(model: Model, text: Any, window: int = 512) -> list[Piece]:
     if window < 2:
         raise RheoscopeError(f"a window has at least 2 tokens, got {window}; type window=512")
     many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
-    longest = min(window, model.view.facts.get("context") or window)
+    longest = min(window, model.view.context or window)
     cut = [piece for one in (text if many else [text]) for piece in _ids(model, one).split(longest)]
     found = [piece for piece in cut if len(piece) > 1]
     if not found:

@@ -16,6 +16,7 @@ from rheoscope.space.model import Model
 from rheoscope.space.prediction import predictions
 from rheoscope.space.pullback import adds_up, pulled_back
 from rheoscope.space.share import exact
+from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -114,14 +115,14 @@ def backward(
 
     if trace.view.unembed is None or not adds_up(trace):
         value, gradients = model.gradients(trace.ids, lambda logits: loss(exact(logits[at]).log_softmax(-1)))
-        return value, [gradients[written_at(trace, layer)] for layer in range(trace.view.layers)], wanted[0], at
+        return value, [gradients[str(written_at(trace, layer))] for layer in range(trace.view.layers)], wanted[0], at
     last = trace.points[-1].detach().requires_grad_()
     with torch.enable_grad():
         value = loss(predictions(trace.view, last[at : at + 1])[0])
     return value.detach(), pulled_back(trace, torch.autograd.grad(value, last)[0]), wanted[0], at
 
 
-def written_at(trace: Trace, layer: int) -> str:
+def written_at(trace: Trace, layer: int) -> Step:
     """The step whose gradient is that of what attention wrote: after attention, or after a parallel block."""
     middle = trace.steps[trace.middle[layer]]
     return trace.steps[end_of(trace, layer)] if middle in trace.not_read else middle

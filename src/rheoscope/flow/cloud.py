@@ -48,7 +48,7 @@ class Clouds:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        return tuple(self.trace.steps[at] for at in self.at)
+        return tuple(str(self.trace.steps[at]) for at in self.at)
 
     @property
     def words(self) -> list[str]:
@@ -66,8 +66,7 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
     >>> clouds(model.trace("The keys to the cabinet"), "sphere", "layer").points.norm(dim=-1).max().item() <= 1.0001
     True
     """
-    if space not in SPACES:
-        raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
+    check_space(space)
     at = _points(trace, grain)
     tokens = trace.kept(keep_massive, least).nonzero()[:, 0].tolist()
     if not all(bool(edge.isfinite()) for edge in trace.points.aminmax()):  # NaN is the least and the largest
@@ -79,6 +78,12 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
         "keep_massive": int(keep_massive),
     }
     return Clouds(trace, at, tokens, space, attributes | trace.provenance)
+
+
+def check_space(space: str) -> None:
+    """Refuse a space that there is not."""
+    if space not in SPACES:
+        raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
 
 
 def _points(trace: Trace, grain: str) -> list[int]:

@@ -240,7 +240,7 @@ def altered(trace: Trace, layer: int, step: Step, own: Cloud) -> list[Cloud]:
 def _normed(heads: Heads, trace: Trace, layer: int, x: Cloud, own: Cloud) -> Cloud:
     """What the displacement becomes through the norm: of x̂ where the norm comes before, of the sum where it comes after."""
     middle = trace.middle[layer]
-    if trace.steps[middle].endswith(".attn_sum"):
+    if trace.steps[middle].is_sum:
         return trace.points[middle + 1].to(x.dtype) - x
     return heads.norm.hat(x + own) - heads.norm.hat(x)
 

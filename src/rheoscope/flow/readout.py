@@ -11,6 +11,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import checked, components
 from rheoscope.space.prediction import predictions
+from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def readout(trace: Trace, token: int = -1, target: int | None = None, top: int =
     values["logit"] = values["attribution"].sum()
     values["log_probability_elsewhere"] = predictions(trace.view, trace.points[-1, others])[:, target]
     coords: dict[str, Any] = {
-        "point": list(trace.steps),
+        "point": [str(step) for step in trace.steps],
         "component": list(written),
         "elsewhere": others,
         "token": there,
         "word": ("token", [trace.tokens[at] for at in there]),
-        "end": [trace.steps[at] for at in ends],
+        "end": [str(trace.steps[at]) for at in ends],
     }
     return READOUT.answer(values, coords, {"space": "normed", "token": token, "target": target} | trace.provenance)
 
@@ -86,9 +87,9 @@ def kernel(laws: Float[Tensor, "p vocabulary"], target: int, top: int) -> dict[s
     }
 
 
-def layer_ends(steps: Sequence[str]) -> list[int]:
+def layer_ends(steps: Sequence[Step]) -> list[int]:
     """The embedding, and the end of every layer."""
-    return [at for at, step in enumerate(steps) if at == 0 or step.endswith("resid_post")]
+    return [at for at, step in enumerate(steps) if at == 0 or step.is_end_of_layer]
 
 
 def likeliest(trace: Trace, ends: list[int], there: list[int]) -> dict[str, Tensor]:

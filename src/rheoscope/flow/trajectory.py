@@ -139,7 +139,9 @@ def plane(points: Float[Tensor, "*b p n d"]) -> tuple[Float[Tensor, "*b p n 2"],
     The sign of a direction is free: the point farthest along it is put on the positive side.
     """
     clouds, mean = points.unbind(-3), points.mean((-3, -2))[..., None, :]
-    spread = sum((x - mean).mT @ (x - mean) for x in clouds)
+    spread = torch.zeros_like(mean.mT @ mean)
+    for x in clouds:
+        spread += (x - mean).mT @ (x - mean)
     with torch.random.fork_rng(devices=[]):  # the same picture every time, and the caller's draws untouched
         torch.manual_seed(0)
         axes = torch.svd_lowrank(spread.cpu(), q=min(12, points.shape[-1]), niter=8)[2][..., :2].to(points)

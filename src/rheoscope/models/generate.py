@@ -3,7 +3,7 @@
     p(next) = softmax( filter( logits / temperature ) )
 
 A decoder continues (`generate`, or `stream` token by token), an encoder-decoder translates (`translate`). Both keep keys
-and values of what they have read (`Cache`), so a token costs one row through the model.
+and values of what they have read (`GenerationCache`), so a token costs one row through the model.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
 from rheoscope.attention.zoo import ZOO
-from rheoscope.models.cache import Cache
 from rheoscope.models.config import Config
+from rheoscope.models.generation_cache import GenerationCache
 from rheoscope.models.transformer import Ids, Transformer, Translator
 from rheoscope.shapes import RheoscopeError
 
@@ -99,7 +99,7 @@ class Continued:
     def __init__(self, model: Transformer, ids: Ids, tokens: int, cached: bool) -> None:
         self.model, self.ids, config = model, ids, model.config
         square = ZOO[config.mechanism].domain.square
-        self.cache = Cache(config.depth, ids.shape[1] + tokens) if cached and not square else None
+        self.cache = GenerationCache(config.depth, ids.shape[1] + tokens) if cached and not square else None
         self.logits = self._read(ids)
 
     def add(self, token: Next) -> None:
@@ -190,7 +190,7 @@ class Target:
     def __init__(self, model: Translator, source: Ids, real: Bool[Tensor, "b s"] | None, longest: int) -> None:
         self.model, self.longest = model, longest
         self.memory, self.real = model.encoder(source, real), real
-        self.cache = Cache(model.config.depth, longest)
+        self.cache = GenerationCache(model.config.depth, longest)
 
     def read(self, last: Int[Tensor, "r 1"]) -> Float[Tensor, "r v"]:
         """log p(next) of every target, after the token that came last."""

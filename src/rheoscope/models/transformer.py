@@ -4,28 +4,29 @@
     x_i ← x_i + FFN(x̂_i)              every token moves by itself
 
 Pre-norm reads x̂ = norm(x) and adds to x; post-norm adds first and normalises the sum. Tokens are rows; a text is a
-cloud of shape (b, n, d). `space/` sees these modules through `seeing.py`, exactly as it sees those of Hugging Face.
+cloud of shape (b, n, d). `space/` sees these modules through `describing.py`, exactly as it sees those of Hugging Face.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rheoscope.attention.cache import Answering, Cache, Remembered
 from rheoscope.attention.mask import Mask, Padding, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
 from rheoscope.attention.normaliser.dropped import Dropped
 from rheoscope.attention.normaliser.softmax import Softmax
-from rheoscope.attention.position import ALiBi, Buckets, Position, alibi_slopes, sinusoidal_table
+from rheoscope.attention.position import Position, Turn
 from rheoscope.attention.zoo import ZOO
 from rheoscope.attention.zoo import mechanism as named
-from rheoscope.models.cache import Answering, Cache, LayerCache, Remembered
 from rheoscope.models.config import Config
+from rheoscope.models.generation_cache import GenerationCache, LayerCache
+from rheoscope.models.places import PLACES, LearnedTable
 from rheoscope.shapes import RheoscopeError
 
 Ids = Int[Tensor, "b n"]
@@ -64,7 +65,9 @@ class Transformer(nn.Module):
         self.apply(initialise)
         calm_writers(self)
 
-    def forward(self, ids: Ids, padding: Bool[Tensor, "b n"] | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self, ids: Ids, padding: Bool[Tensor, "b n"] | None = None, cache: GenerationCache | None = None
+    ) -> Tensor:
         return self.unembed(self.stack(ids, padding, cache))
 
 
@@ -110,7 +113,8 @@ class Stack(nn.Module):
         super().__init__()
         self.config, self.causal = config, causal
         self.embed = nn.Embedding(config.vocabulary, config.width)
-        self.place = Places(config, causal)
+        self.scale = math.sqrt(config.width) if config.scaled_embedding else 1.0
+        self.place = PLACES[config.position](config, causal)
         self.dropout = dropout(config)
         self.blocks = nn.ModuleList(Block(config, causal, crossed) for _ in range(config.depth))
         self.norm = norm(config) if config.placement == "pre" else nn.Identity()
@@ -119,7 +123,7 @@ class Stack(nn.Module):
         self,
         ids: Ids,
         padding: Bool[Tensor, "b n"] | None = None,
-        cache: Cache | None = None,
+        cache: GenerationCache | None = None,
         memory: Memory | None = None,
         remembered: Bool[Tensor, "b s"] | None = None,
     ) -> Cloud:
@@ -130,10 +134,8 @@ class Stack(nn.Module):
                 "type a shorter text"
             )
         at = slice(past, past + ids.shape[-1])
-        x = self.embed(ids)
-        x = self.dropout(
-            self.place.embedded(x * math.sqrt(self.config.width) if self.config.scaled_embedding else x, at)
-        )
+        x = self.embed(ids) if self.scale == 1 else self.embed(ids) * self.scale
+        x = self.dropout(self.place.embedded(x, at))
         real, across = _there(padding), _there(remembered)
         turn, position = self.place.turn(at), self.place.between()
         for number, block in enumerate(self.blocks):
@@ -157,13 +159,14 @@ class Block(nn.Module):
         self,
         x: Cloud,
         real: Mask | None,
-        turn: "Turn | None",
+        turn: Turn | None,
         position: Position | None,
         cache: LayerCache | None = None,
         memory: Memory | None = None,
         across: Mask | None = None,
     ) -> Cloud:
-        x = self._step(x, self.norm_attention, lambda u: self.attention(u, real, turn, position, cache))
+        past = None if cache is None else cache.past
+        x = self._step(x, self.norm_attention, lambda u: self.attention(u, real, turn, position, past))
         if memory is not None:
             x = self._step(x, self.norm_cross, lambda u: self.cross(u, memory, across, cache))
         return self._step(x, self.norm_ffn, self.ffn)
@@ -197,9 +200,9 @@ class SelfAttention(nn.Module):
         self,
         u: Cloud,
         real: Mask | None = None,
-        turn: "Turn | None" = None,
+        turn: Turn | None = None,
         position: Position | None = None,
-        cache: LayerCache | None = None,
+        cache: Cache | None = None,
     ) -> Cloud:
         q, k, v = self.project(u, turn)
         if cache is not None:
@@ -207,7 +210,7 @@ class SelfAttention(nn.Module):
         mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
         return self.write(attend(mechanism, q, k, v, real, position).transpose(1, 2).flatten(2))
 
-    def project(self, u: Cloud, turn: "Turn | None" = None) -> tuple[PerHead, Answering, Answering]:
+    def project(self, u: Cloud, turn: Turn | None = None) -> tuple[PerHead, Answering, Answering]:
         """q, k, v; before positions, or with q and k turned (together: half the calls)."""
         rows, asking, answering = self.read(u), self.heads * self.head_width, self.kv_heads * self.head_width
         if turn is None:  # split before heads are told apart: the gradient is put together in one piece
@@ -295,64 +298,6 @@ class GatedFFN(nn.Module):
         return self.write(functional.silu(gate) * up)
 
 
-class Places(nn.Module):
-    """Where tokens stand: added to embeddings, turned into queries and keys, or a bias between pairs."""
-
-    table: Tensor
-    slopes: Tensor
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, config: Config, causal: bool) -> None:
-        super().__init__()
-        self.kind, self.causal, context = config.position, causal, config.context
-        if self.kind == "learned":
-            self.table = nn.Parameter(torch.zeros(context, config.width))
-        elif self.kind == "sinusoidal":
-            table = sinusoidal_table(torch.arange(context), config.width).float()  # MPS knows no float64
-            self.register_buffer("table", table, persistent=False)
-        elif self.kind == "alibi":
-            self.register_buffer("slopes", alibi_slopes(config.heads), persistent=False)
-        elif self.kind == "buckets":
-            self.table = nn.Parameter(torch.zeros(32, config.heads))
-        elif self.kind == "rotary":
-            cos, sin = rotary_tables(context, config.head_width, config.base)
-            self.register_buffer("cos", cos, persistent=False)
-            self.register_buffer("sin", sin, persistent=False)
-
-    def embedded(self, x: Cloud, at: slice) -> Cloud:
-        """Embeddings with what position adds to them."""
-        return x + self.table[at].to(x.dtype) if self.kind in ("learned", "sinusoidal") else x
-
-    def turn(self, at: slice | Int[Tensor, " n"]) -> "Turn | None":
-        """The rotation of queries and keys at these positions."""
-        return Turn(self.cos[at], self.sin[at]) if self.kind == "rotary" else None
-
-    def between(self) -> Position | None:
-        """The bias between pairs of tokens."""
-        if self.kind == "alibi":
-            return ALiBi(self.slopes)
-        return Buckets(self.table, bidirectional=not self.causal) if self.kind == "buckets" else None
-
-
-class Turn:
-    """x ↦ x R(p), coordinate c coupled with c + k/2, as Llama turns; computed in float32, given back in x's dtype."""
-
-    def __init__(self, cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]) -> None:
-        self.cos, self.sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-
-    def __call__(self, x: PerHead) -> PerHead:
-        # Rolled by half a head, every coordinate stands on its partner.
-        return (x * self.cos + x.roll(x.shape[-1] // 2, -1) * self.sin).to(x.dtype)
-
-
-def rotary_tables(context: int, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of p base^(-2c/width), (context, width/2), worked out in float64."""
-    c = torch.arange(0, width, 2, dtype=torch.float64)
-    angle = torch.arange(context, dtype=torch.float64)[:, None] * base ** (-c / width)
-    return angle.cos().float(), angle.sin().float()
-
-
 def dropout(config: Config) -> nn.Module:
     """Dropout, or nothing to call where there is none."""
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
@@ -373,7 +318,7 @@ def initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
-    if isinstance(module, Places) and module.kind == "learned":
+    if isinstance(module, LearnedTable):
         nn.init.normal_(module.table, std=0.02)
 
 

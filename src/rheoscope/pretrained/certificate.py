@@ -12,11 +12,11 @@ from rheoscope.space.trace import Trace
 
 def certify(model: Any) -> Certificate:
     """The View against the model's eager attention on eight tokens; refused where they differ."""
-    return certificate.certify(*eager(model, probe(model.view)))
+    return certificate.certify(*attended(model, probe(model.view)))
 
 
 @torch.no_grad()
-def eager(model: Any, ids: Tensor) -> tuple[Trace, list[Tensor]]:
+def attended(model: Any, ids: Tensor) -> tuple[Trace, list[Tensor]]:
     """One run of the model's eager implementation: its points, and its own weights (h, n, n) of every layer on them."""
     original, own = model.network.config._attn_implementation, []
     keep = [

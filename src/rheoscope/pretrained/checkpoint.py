@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import socket
 import textwrap
 from collections.abc import Iterator
@@ -31,8 +30,8 @@ TABLES = ("inv_freq",)
 
 def opened(
     source: str | Path, device: str | None, dtype: str | None, revision: str | None, drawn: int | None
-) -> tuple[Any, Any]:
-    """The network and its tokenizer (None where there is none) from a directory or a hub name.
+) -> tuple[Any, Any, tuple[str, ...]]:
+    """The network, its tokenizer (None where there is none) and the weights it is read without (see `fitted`).
 
     `drawn`, a seed, gives the architecture at initial weights: then no file with weights is looked for.
     """
@@ -62,7 +61,7 @@ def quiet() -> Iterator[None]:
 
 def _opened(
     source: str | Path, device: str | None, dtype: str | None, revision: str | None, drawn: int | None
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, tuple[str, ...]]:
     from transformers import AutoConfig
 
     directory = Path(source)
@@ -81,8 +80,8 @@ def _opened(
         raise RheoscopeError(
             f"{source} is quantised; M and F need the weights themselves: type the name of the unquantised model"
         )
-    network = _network(source, config, device, dtype, revision, drawn, here)
-    return network, _tokenizer(source, revision, here)
+    network, ignored = _network(source, config, device, dtype, revision, drawn, here)
+    return network, _tokenizer(source, revision, here), ignored
 
 
 def _hub_answers() -> bool:
@@ -107,38 +106,26 @@ def _network(
     revision: str | None,
     drawn: int | None,
     here: bool,
-) -> Any:
+) -> tuple[Any, tuple[str, ...]]:
     from rheoscope.pretrained.families import family_of
+    from rheoscope.pretrained.fit import fitted
 
     family_of(config)
     kind = model_class(config)
     wanted, place = dtype_of(dtype, device), device_of(device or "cpu")
     if drawn is not None:
         wanted = (getattr(config, "dtype", None) or torch.float32) if wanted == "auto" else wanted
-        return placed(initial(kind, config, drawn), place, wanted, TABLES).eval()
+        return placed(initial(kind, config, drawn), place, wanted, TABLES).eval(), ()
     try:
-        network, info = kind.from_pretrained(
-            source, config=config, dtype=wanted, revision=revision, use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=here,
-        )  # fmt: skip
+        with torch.random.fork_rng(devices=[]):  # what is missing is drawn at random, before it is refused or ignored
+            network, info = kind.from_pretrained(
+                source, config=config, dtype=wanted, revision=revision, use_safetensors=True, trust_remote_code=False,
+                output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=here,
+            )  # fmt: skip
     except Exception as error:
         raise _told(source, error) from error
-    _check_fit(source, config, info)
-    return network.to(place).eval()
-
-
-def _check_fit(source: str | Path, config: Any, info: dict[str, Any]) -> None:
-    """Refuse weights that are missing, of another shape, or of layers that the config does not have."""
-    missing = sorted(name for name in info["missing_keys"] if not name.endswith(".position_ids"))
-    shapes = sorted(f"{name} {tuple(there)} for {tuple(asked)}" for name, there, asked in info["mismatched_keys"])
-    layers = [(name, re.search(r"\b(?:h|layers?)\.(\d+)\.", name)) for name in sorted(info["unexpected_keys"])]
-    further = [name for name, at in layers if at and int(at[1]) >= config.num_hidden_layers]
-    for what, names in (("missing", missing), ("of another shape", shapes), ("of a further layer", further)):
-        if names:
-            more = ", …" if len(names) > 3 else ""
-            raise RheoscopeError(
-                f"the weights of {source} do not fit its config ({what}: {', '.join(names[:3])}{more}); get both again"
-            )
+    network, ignored = fitted(source, network.eval(), info)
+    return network.to(place), ignored
 
 
 def taken(network: Any, device: str | None, dtype: str | None, drawn: int | None) -> Any:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.pretrained.families import family_of
@@ -19,11 +20,13 @@ def described(network: Any, tokenizer: Any, name: str) -> Pretrained:
     unembed = None if said.encoder else network.get_output_embeddings()
     view = View(
         blocks=said.blocks,
-        embed=_through(said.embed.weight, said.into),
+        embed=_through(rows(said.embed), said.into),
         unembed=None if unembed is None else _through(said.out_of, unembed.weight.T),
         unembed_bias=None if unembed is None else getattr(unembed, "bias", None),
         final_norm=said.final_norm,
         mlps=said.mlps,
+        context=_context(network.config),
+        logit_cap=getattr(network.config, "final_logit_softcapping", None),
         facts=facts(network, family, name),
     )
     return Pretrained(network, tokenizer, said, view)
@@ -32,7 +35,6 @@ def described(network: Any, tokenizer: Any, name: str) -> Pretrained:
 def facts(network: Any, family: Any, name: str) -> dict[str, Any]:
     """Where a result comes from: stored with everything that is computed."""
     weight = next(network.parameters())
-    scale = getattr(network.get_input_embeddings(), "embed_scale", None)
     return {
         "model": name,
         "type": network.config.model_type,
@@ -40,9 +42,14 @@ def facts(network: Any, family: Any, name: str) -> dict[str, Any]:
         "weights": fingerprint(network),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
-        "context": _context(network.config),
-        "logit_cap": getattr(network.config, "final_logit_softcapping", None),
-    } | ({} if scale is None else {"embed_scale": float(scale)})
+    }
+
+
+@torch.no_grad()
+def rows(embedding: Any) -> Float[Tensor, "vocabulary w"]:
+    """The row of every word as the module gives it; Gemma scales them, in the dtype of the weights."""
+    scale = getattr(embedding, "embed_scale", None)
+    return embedding.weight if scale is None else embedding.weight * torch.as_tensor(scale).to(embedding.weight)
 
 
 def _context(config: Any) -> int | None:

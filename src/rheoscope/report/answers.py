@@ -1,114 +1,50 @@
-"""Everything that is asked of one text: each analysis, or the line that says why it has no answer."""
+"""What was asked of a text in a model, and what came of it: one frozen value that every renderer reads."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from rheoscope.covers.agreement import agreement
-from rheoscope.covers.head_types import head_types
-from rheoscope.covers.operators import operators
-from rheoscope.covers.scores import scores
-from rheoscope.covers.torn import torn
-from rheoscope.flow.clusters import clusters
-from rheoscope.flow.energy import energy
-from rheoscope.flow.kept import kept
-from rheoscope.flow.massive import massive
-from rheoscope.flow.purity import purity
-from rheoscope.flow.readout import readout
-from rheoscope.flow.trajectory import trajectory
-from rheoscope.flow.transport import transport
-from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
+Words = Callable[[Sequence[int]], list[str]]
 Found = dict[str, "xarray.Dataset"]
-Ask = Callable[[Any, Trace, str, Found], "xarray.Dataset"]
-"""From a model, a text, a space and what was found before to an answer."""
-
-
-DRAWS = 20
-"""Random heads that each head is compared with in a report; `rheoscope covers --draws` takes more."""
-
-
-def types_of(model: Any) -> "xarray.Dataset | None":
-    """The types of heads that colour maps, or none where the model cannot read the probe (few tokens, short texts)."""
-    try:
-        return head_types(model)
-    except RheoscopeError:
-        return None
-
-
-def _torn(model: Any, trace: Trace, found: Found) -> "xarray.Dataset":
-    """The pairs of the head that is furthest from reading similarity."""
-    if "agreement" not in found:
-        raise RheoscopeError("pairs are shown of the head furthest from similarity, and agreement has no answer")
-    layer, head = furthest(found["agreement"])
-    return torn(model.view, trace, layer, head)
-
-
-def furthest(found: "xarray.Dataset") -> tuple[int, int]:
-    """The head that reads similarity least."""
-    layer, head = np.unravel_index(int(np.nanargmin(found.agreement.values)), found.agreement.shape)
-    return int(layer), int(head)
-
-
-def _kept(trace: Trace, space: str) -> "xarray.Dataset":
-    left = len(trace) - len(trace.massive())
-    return kept(trace, space, k=max(1, min(5, left - 2)))
-
-
-def _purity(trace: Trace, space: str, found: Found) -> "xarray.Dataset":
-    return purity(trace, found["clusters"] if "clusters" in found else clusters(trace, space), draws=100)
-
-
-ANALYSES: dict[str, Ask] = {
-    "readout": lambda model, trace, space, found: readout(model.view, trace),
-    "trajectory": lambda model, trace, space, found: trajectory(trace, space),
-    "transport": lambda model, trace, space, found: transport(trace, space),
-    "kept": lambda model, trace, space, found: _kept(trace, space),
-    "clusters": lambda model, trace, space, found: clusters(trace, space),
-    "purity": lambda model, trace, space, found: _purity(trace, space, found),
-    "massive": lambda model, trace, space, found: massive(trace),
-    "energy": lambda model, trace, space, found: energy(model.view, trace),
-    "scores": lambda model, trace, space, found: scores(trace),
-    "agreement": lambda model, trace, space, found: agreement(model.view, trace, DRAWS),
-    "torn": lambda model, trace, space, found: _torn(model, trace, found),
-    "head_types": lambda model, trace, space, found: head_types(model),
-}
-"""Name → how it is asked, in the order of the report. A new analysis is a line here and a file in plot/."""
-WEIGHTS: dict[str, Ask] = {"operators": lambda model, trace, space, found: operators(model.view)}
-"""What is asked of the weights alone."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """One text: its Trace, what each analysis found, and why some found nothing."""
+    """A model (its `view`, and `words` for token ids), the text (`trace`, None where weights alone were asked), and the answers.
 
-    trace: Trace
-    found: dict[str, "xarray.Dataset"]
-    left_out: dict[str, str]
-
-
-def answers(
-    model: Any, trace: Trace, space: str = "raw", asked: dict[str, Ask] = ANALYSES, tell: Callable[[str], object] = str
-) -> Answers:
-    """Ask everything; an analysis that refuses this text is left out, with its reason. `tell` hears what is going on.
-
-    >>> import rheoscope as rs
-    >>> model = rs.load()
-    >>> sorted(answers(model, model.trace("a")).left_out)
-    ['agreement', 'clusters', 'kept', 'purity', 'torn']
+    `found` are Datasets under their keys: the name of the analysis, with a word behind it where it was asked more than once.
+    `left_out` says why an analysis has no answer. `nulls` is False where they were left out to be fast.
     """
-    found: Found = {}
-    left_out: dict[str, str] = {}
-    for name, ask in asked.items():
-        tell(name)
-        try:
-            found[name] = ask(model, trace, space, found)
-        except RheoscopeError as error:
-            left_out[name] = str(error)
-    return Answers(trace, found, left_out)
+
+    view: View
+    words: Words
+    trace: Trace | None
+    found: Found = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    nulls: bool = True
+
+    def knows(self, *names: str) -> bool:
+        """Whether all these have an answer."""
+        return all(name in self.found for name in names)
+
+    def asked(self, *names: str) -> bool:
+        """Whether all these were asked, with an answer or without."""
+        return all(name in self.found or name in self.left_out for name in names)
+
+    def with_answer(self, key: str, dataset: "xarray.Dataset") -> "Answers":
+        return replace(self, found=self.found | {key: dataset})
+
+    def without(self, key: str, reason: str) -> "Answers":
+        return replace(self, left_out=self.left_out | {key: reason})
+
+    @property
+    def text(self) -> Trace:
+        """The Trace, where there must be one."""
+        assert self.trace is not None
+        return self.trace

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+
+from rheoscope.space.chance import q_values
 
 if TYPE_CHECKING:
     import xarray
@@ -58,7 +61,7 @@ def findings(
 
     >>> import rheoscope as rs
     >>> trace = rs.load().trace("The keys to the cabinet are on the table")
-    >>> told, tested = findings({"kept": rs.kept(trace), "transport": rs.transport(trace)})
+    >>> told, tested = findings({"geometry_kept": rs.geometry_kept(trace), "transport": rs.transport(trace)})
     >>> len(told) <= tested
     True
     """
@@ -86,13 +89,10 @@ def as_dataset(told: Sequence[Finding], tested: int) -> "xarray.Dataset":
 
 
 def corrected(tested: Sequence[Finding]) -> list[Finding]:
-    """The same with q-values: p · m / rank, made monotone from the least sure on."""
+    """The same with q-values (Benjamini and Hochberg)."""
     chance = [min(1.0, math.erfc(abs(one.z) / math.sqrt(2)) * one.tries) for one in tested]
-    q, told = 1.0, list(tested)
-    for left, at in enumerate(sorted(range(len(tested)), key=lambda at: -chance[at])):
-        q = min(q, chance[at] * len(tested) / (len(tested) - left))
-        told[at] = replace(tested[at], q=q)
-    return told
+    q = q_values(torch.tensor(chance, dtype=torch.float64)).tolist()
+    return [replace(one, q=value) for one, value in zip(tested, q, strict=True)]
 
 
 def against(
@@ -128,6 +128,8 @@ def straightness(found: Datasets) -> list[Finding]:
     if "trajectory" not in found:
         return []
     path = found["trajectory"]
+    if not path.sizes["draw"]:
+        return []
     value, null = float(path.straightness.mean()), path.straightness_flipped
     how = "straighter" if value > float(null.mean()) else "less straight"
     text = (
@@ -154,20 +156,22 @@ def identity(found: Datasets) -> list[Finding]:
 
 
 def geometry(found: Datasets) -> list[Finding]:
-    if "kept" not in found:
+    if "geometry_kept" not in found:
         return []
-    row = found["kept"].sel(reference="embed").isel(point=-1)
+    row = found["geometry_kept"].sel(reference="embed").isel(point=-1)
     value, null, spread = float(row.rsa), float(row.rsa_null), float(row.rsa_null_sd)
     how = "is still there" if value > null else "is turned over"
     text = (
         f"Of the embedding's geometry a part {how} at the end: pairwise distances correlate by {value:.2f} with those of the "
         f"embedding, with tokens permuted by {null:.2f} ± {spread:.2f}."
     )
-    return [Finding(text, "kept", value, null, spread, (value - null) / spread if spread > 0 else float("nan"))]
+    return [
+        Finding(text, "geometry_kept", value, null, spread, (value - null) / spread if spread > 0 else float("nan"))
+    ]
 
 
 def gathering(found: Datasets) -> list[Finding]:
-    if "clusters" not in found:
+    if "clusters" not in found or "effective_rank_null" not in found["clusters"]:
         return []
     gathered, told = found["clusters"], []
     for name, what in (("effective_rank", "directions in use (effective rank)"), ("cluster_count", "clusters at 45°")):
@@ -229,9 +233,9 @@ def prediction(found: Datasets) -> list[Finding]:
 
 
 def giants(found: Datasets) -> list[Finding]:
-    if "massive" not in found or not found["massive"].sizes["token"]:
+    if "massive_tokens" not in found or not found["massive_tokens"].sizes["token"]:
         return []
-    sinks = found["massive"]
+    sinks = found["massive_tokens"]
     top = int(np.argmax(sinks.largest.values))
     name, largest = sinks.attrs["tokens"][top], float(sinks.largest[top])
     mass, even = float(sinks.sink_mass.isel(token=top).max()), 1 / sinks.attrs["n"]
@@ -242,7 +246,7 @@ def giants(found: Datasets) -> list[Finding]:
     )
     spread = float(sinks.spread[top])
     z = math.log(largest) / max(spread, 1e-6)
-    return [Finding(text, "massive", largest, 1.0, spread, z, sinks.attrs["n"] * sinks.sizes["point"])]
+    return [Finding(text, "massive_tokens", largest, 1.0, spread, z, sinks.attrs["n"] * sinks.sizes["point"])]
 
 
 def operators(found: Datasets) -> list[Finding]:
@@ -363,3 +367,15 @@ CANDIDATES: tuple[Candidate, ...] = (
 )  # fmt: skip
 COVERS: tuple[Candidate, ...] = (similarity, nearness, symmetric_agree, projected, stacked)
 """What the covers are asked for."""
+
+
+def sentences(told: Sequence[Finding], tested: int) -> list[str]:
+    """Findings as a person reads them, and how many were looked for.
+
+    >>> sentences([], 12)
+    ['12 candidates were tested; none beat its null.']
+    """
+    if not told:
+        return [f"{tested} candidates were tested; none beat its null."]
+    lines = [f"{one.text} (z {one.z:.1f}, q {'< 1e-6' if one.q < 1e-6 else f'{one.q:.1g}'})" for one in told]
+    return [*lines, f"{tested} candidates were tested; q is the share of false ones among those told so far."]

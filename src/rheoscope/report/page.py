@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.files import written
+from rheoscope.report.blocks import Cell, cells
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.picture import Picture
 
@@ -41,8 +42,7 @@ th, td { padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); ver
 th { text-align: left; color: var(--muted); font-weight: 600; white-space: nowrap; }
 td:first-child { font-weight: 600; white-space: nowrap; }
 table.numbers :is(th, td) { text-align: right; white-space: nowrap; padding-block: .25rem; }
-table.numbers :is(th, td):is(:first-child, :last-child) { text-align: left; }
-table.numbers :is(th, td):last-child { padding-left: 1.2rem; }
+table.numbers :is(th, td).word { text-align: left; } table.numbers td.word:last-child { padding-left: 1.2rem; white-space: normal; }
 span[title], span[data-tip] { text-decoration: underline dotted var(--muted); text-underline-offset: .2em; cursor: help; }
 small { color: var(--muted); }
 .tokens { display: flex; flex-wrap: wrap; gap: .25rem; padding: 0; margin: 0; list-style: none; font: .85rem/1.4 ui-monospace, monospace; }
@@ -99,15 +99,6 @@ document.addEventListener("keydown", (event) => { if (event.key == "Escape") tip
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A table cell with a definition one hover away, and a small addition, such as a null."""
-
-    text: str
-    title: str = ""
-    small: str = ""
-
-
-@dataclass(frozen=True)
 class Page:
     """A page grows by values: `page.picture(...)` and `page.table(...)` return a longer page.
 
@@ -141,13 +132,23 @@ class Page:
         return self.section(heading, f"<dl>{rows}</dl>")
 
     def table(
-        self, heading: str, header: Sequence[str | Cell], rows: Sequence[Sequence[str | Cell]], kind: str = ""
+        self,
+        heading: str,
+        header: Sequence[str | Cell],
+        rows: Sequence[Sequence[str | Cell]],
+        words: frozenset[int] | None = None,
+        note: str = "",
     ) -> "Page":
-        """A table; of `kind` "numbers", all but the first and last column are flush right."""
-        head = "".join(_cell("th", cell) for cell in header)
-        body = "".join(f"<tr>{''.join(_cell('td', cell) for cell in row)}</tr>" for row in rows)
-        table = f"<table{f' class={kind}' if kind else ''}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return self.section(heading, f'<div class="scroll">{table}</div>')
+        """A table; columns that are not among the `words` are flush right. All hold words, unless said."""
+        kind = "" if words is None else " class=numbers"
+        left = words or frozenset()
+        head = "".join(_cell("th", cell, at in left) for at, cell in enumerate(cells(header)))
+        body = "".join(
+            f"<tr>{''.join(_cell('td', cell, at in left) for at, cell in enumerate(cells(row)))}</tr>" for row in rows
+        )
+        table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        below = f'<p class="caption">{escape(note)}</p>' if note else ""
+        return self.section(heading, f'<div class="scroll">{table}</div>{below}')
 
     def html(self) -> str:
         from rheoscope import __version__
@@ -173,8 +174,8 @@ def save(data: bytes, path: Path) -> str:
     return written(path, lambda temporary: temporary.write_bytes(data))
 
 
-def _cell(tag: str, cell: str | Cell) -> str:
-    cell = cell if isinstance(cell, Cell) else Cell(cell)
+def _cell(tag: str, cell: Cell, word: bool) -> str:
     title = f' title="{escape(cell.title, quote=True)}"' if cell.title else ""
     small = f" <small>{escape(cell.small)}</small>" if cell.small else ""
-    return f"<{tag}><span{title}>{escape(cell.text)}</span>{small}</{tag}>"
+    kind = " class=word" if word else ""
+    return f"<{tag}{kind}><span{title}>{escape(cell.text)}</span>{small}</{tag}>"

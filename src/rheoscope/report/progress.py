@@ -18,3 +18,24 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+@contextmanager
+def asking_bar() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """While it is open, tell it what is asked; it gives what hears how much of that is done.
+
+    >>> with asking_bar() as tell:
+    ...     tell("transport")(1, 2)
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("reading", total=None)
+
+        def tell(what: str) -> Callable[[int, int], None]:
+            bars.reset(bar, description=what, total=None)
+            return lambda done, total: bars.update(bar, completed=done, total=total)
+
+        yield tell

@@ -53,7 +53,8 @@ class Analysis:
     """A question that can be asked of a model or of a text, and the shape of its answer.
 
     `name` is its public name, `question` one line without maths, `ask` the function that answers with an `xarray.Dataset`,
-    `needs` what it must be given, `fields` every array it may answer with.
+    `needs` what it must be given, `fields` every array it may answer with. A `dear` one costs many forward passes, so that the
+    report of a text leaves it to those who ask for it by name.
 
     **Laws** `ask` can be called with its subject alone: every setting has a default. Each field of an answer is declared, and
     has the declared axes.
@@ -69,6 +70,7 @@ class Analysis:
     ask: "Callable[..., xarray.Dataset]"
     needs: Needs
     fields: Mapping[str, Field]
+    dear: bool = False
 
     def answer(
         self, values: Mapping[str, Any], coords: Mapping[str, Any], attributes: Mapping[str, Any]
@@ -92,6 +94,11 @@ class Analysis:
         """What can be set, by name."""
         parameters = inspect.signature(self.ask).parameters
         return {name: one for name, one in parameters.items() if name not in SUBJECTS and name != "progress"}
+
+    @property
+    def tells_progress(self) -> bool:
+        """Whether it says how much is done."""
+        return "progress" in inspect.signature(self.ask).parameters
 
 
 def _plain(x: Any) -> Any:

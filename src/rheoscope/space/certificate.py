@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, through
+from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -18,16 +19,24 @@ TOKENS = 8
 @dataclass(frozen=True)
 class Certificate:
     """How far recomputation is from the model: weights (largest difference), closure (share of the displacement),
-    operators (x̂ through the matrices of M and F against the model's own q, k, v, as a share of them)."""
+    operators (x̂ through the matrices of M and F against the model's own q, k, v, as a share of them).
+
+    `ignored` names weights that the checkpoint has or lacks and that are no part of the stream (a pooler, a classifier)."""
 
     weights: float
     closure: float
     operators: float
     tokens: int
     dtype: str
+    ignored: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"exact on {self.tokens} tokens in {self.dtype}: {self.errors}"
+        return f"exact on {self.tokens} tokens in {self.dtype}: {self.errors}{self._without}"
+
+    @property
+    def _without(self) -> str:
+        more = f" and {len(self.ignored) - 3} more" if len(self.ignored) > 3 else ""
+        return f"; ignored, no part of the stream: {', '.join(self.ignored[:3])}{more}" if self.ignored else ""
 
     @property
     def parts(self) -> tuple[float, float, float]:
@@ -40,7 +49,7 @@ class Certificate:
 
 def probe(view: View) -> Int[Tensor, " n"]:
     """The eight tokens that every model is asked about, or as many as it reads."""
-    vocabulary, context = len(view.embed), view.facts.get("context") or TOKENS
+    vocabulary, context = len(view.embed), view.context or TOKENS
     return torch.linspace(vocabulary // 3, vocabulary - 1, min(TOKENS, context)).long()
 
 
@@ -110,7 +119,7 @@ def closure_error(trace: Trace, layer: int) -> float:
 
 def cross_closure_error(trace: Trace, layer: int) -> float:
     """The same for what cross attention adds to the target."""
-    at = trace.steps.index(f"L{layer}.resid_mid")
+    at = trace.index(Step(layer, "resid_mid"))
     return _open_by(trace.points[at], trace.points[at + 1], trace.cross_displacements(layer), trace.cross_bias(layer))
 
 

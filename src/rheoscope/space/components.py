@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.share import exact
+from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 
 Named = dict[str, Float[Tensor, "n d"]]
@@ -32,7 +33,7 @@ class Components:
 
 
 @torch.no_grad()
-def components(trace: Trace, step: str | None = None, tokens: Sequence[int] | None = None) -> Components:
+def components(trace: Trace, step: str | Step | None = None, tokens: Sequence[int] | None = None) -> Components:
     """The points of `tokens` (all, unless said) at a step (the last, unless said) as sums of all that was written before.
 
     **Answers** "who wrote what stands here?"
@@ -49,10 +50,7 @@ def components(trace: Trace, step: str | None = None, tokens: Sequence[int] | No
     >>> found.names[0], found.names[-1], torch.allclose(found.parts.sum(0), trace.at("L1.resid_mid")[-1:], atol=1e-4)
     ('embed', 'L1.H3', True)
     """
-    last = len(trace.steps) - 1
-    if step is not None:
-        trace.at(step)
-        last = trace.steps.index(step)
+    last = len(trace.steps) - 1 if step is None else trace.index(step)
     rows = checked(tokens, len(trace))
     found = started(trace, rows)
     for layer in range(trace.view.layers):
@@ -77,14 +75,13 @@ def end_of(trace: Trace, layer: int) -> int:
 def mlp_at(trace: Trace, layer: int) -> int:
     """The step that the MLP of a layer wrote: the last one, or the one before its norm."""
     end = end_of(trace, layer)
-    return end - 1 if trace.steps[end - 1].endswith(".mlp_sum") else end
+    return end - 1 if trace.steps[end - 1].kind == "mlp_sum" else end
 
 
 def started(trace: Trace, rows: list[int]) -> Named:
-    """The row of the embedding table, and what else stands at the start: positions (in BERT, segments and a norm too)."""
+    """What each word brings, and what else stands at the start: positions (in BERT, segments and a norm too)."""
     start = exact(trace.points[0, rows])
-    scale = float(trace.view.facts.get("embed_scale", 1.0))
-    words = exact(trace.view.embed[trace.ids[rows].to(trace.view.embed.device)]) * scale
+    words = exact(trace.view.embed[trace.ids[rows].to(trace.view.embed.device)])
     rest = start - words
     if float(rest.norm()) <= 10 * torch.finfo(trace.points.dtype).eps * float(start.norm()):
         return {"embed": start}
@@ -93,14 +90,13 @@ def started(trace: Trace, rows: list[int]) -> Named:
 
 def written(trace: Trace, layer: int, at: int, rows: list[int]) -> Named:
     """What a layer wrote from the step before `at` to `at`, by name."""
-    name, half = trace.steps[at].split(".")
-    before = trace.steps[at - 1].rpartition(".")[2]
+    name, step, before = f"L{layer}", trace.steps[at], trace.steps[at - 1]
     if at == trace.middle[layer]:
         return _heads(name, *trace.parts(layer, rows))
-    if half == "cross_sum" or (half == "resid_cross" and before != "cross_sum"):
+    if step.is_cross and before.kind != "cross_sum":
         return _heads(f"{name}.cross", *trace.cross_parts(layer, rows))
     moved = exact(trace.points[at, rows]) - exact(trace.points[at - 1, rows])
-    return {f"{name}.{NORM_AFTER.get(before, 'mlp')}": moved}
+    return {f"{name}.{NORM_AFTER.get(before.kind, 'mlp')}": moved}
 
 
 def _heads(name: str, moved: Float[Tensor, "h n d"], bias: Float[Tensor, "n d"]) -> Named:

@@ -1,7 +1,7 @@
 """Encoder-decoders: a source and a target as two Traces, linked by cross attention."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
-from rheoscope.space.model import Edits, Hook
+from rheoscope.space.model import Edits, Hooks
 from rheoscope.space.running import Running, padded, room, traced
-from rheoscope.space.stream import Description, Tap, changing, watching
+from rheoscope.space.stream import Description, changing, watching
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -37,8 +37,8 @@ class Linked:
     >>> from rheoscope.models.transformer import Translator
     >>> model = rs.load(Translator(Config(vocabulary=9, width=8, depth=1, heads=2, form="encoder-decoder")))
     >>> linked = model.trace(([5, 6, 7, 2], [1, 8]))
-    >>> linked.target.steps
-    ('embed', 'L0.resid_mid', 'L0.resid_cross', 'L0.resid_post')
+    >>> [str(step) for step in linked.target.steps]
+    ['embed', 'L0.resid_mid', 'L0.resid_cross', 'L0.resid_post']
     >>> linked.target.cross_weights(0, 1).shape
     torch.Size([2, 4])
     """
@@ -74,9 +74,7 @@ class Pairing(Running):
     def encode_source(self, text: str) -> list[int]:
         """Ids of a source; `encode` gives those of a target."""
 
-    def trace(
-        self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Mapping[str, Hook] | None = None
-    ) -> Any:
+    def trace(self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None) -> Any:
         """The pair (source, target) as Linked Traces; a list of pairs gives a list of them from one batch.
 
         `logits=True` keeps the logits (T, vocabulary) of the target too, equal bit for bit to the untouched model's for
@@ -108,7 +106,7 @@ class Pairing(Running):
         target = traced(self.view, self.said, near, ids[1], answer, other, logits)
         return Linked(source, replace(target, memory=source.points[-1]))
 
-    def run(self, text: Any, edit: Edits | None = None, hooks: Mapping[str, Hook] | None = None) -> Tensor:
+    def run(self, text: Any, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
         """Logits (T, vocabulary) of the pair (source, target), with heads edited and points changed; undone on exit.
 
         `edit={(layer, head): f}` edits self attention of the decoder; `hooks` change points of the decoder, and those of
@@ -119,11 +117,12 @@ class Pairing(Running):
             return self.call(ids, None)[0]
 
     @contextmanager
-    def changed(self, edit: Edits | None, hooks: Mapping[str, Hook] | None) -> Iterator[None]:
+    def changed(self, edit: Edits | None, hooks: Hooks | None) -> Iterator[None]:
         """Inside, heads of the decoder and points of both sides are changed; undone on exit."""
-        far = {label: hook for label, hook in (hooks or {}).items() if label.startswith(SOURCE)}
-        near = {label: hook for label, hook in (hooks or {}).items() if label not in far}
-        with self.editing(edit or {}), changing(_renamed(self.said_of_source), far), changing(self.said, near):
+        asked = {str(step): hook for step, hook in (hooks or {}).items()}
+        far = {label: hook for label, hook in asked.items() if label.startswith(SOURCE)}
+        near = {label: hook for label, hook in asked.items() if label not in far}
+        with self.editing(edit or {}), changing(self.said_of_source, far, SOURCE), changing(self.said, near):
             yield
 
     def both(self, pair: Any) -> Ids:
@@ -137,12 +136,3 @@ class Pairing(Running):
     def proved(self, certificate: Certificate) -> "Pairing":
         """The same model, with the certificate among the facts of both Views."""
         return replace(self, view=self.view.proved(certificate), encoder=self.encoder.proved(certificate))
-
-
-def _renamed(said: Description) -> Description:
-    """The steps of the encoder under the names that tell them from the decoder's."""
-
-    def named(tap: Tap) -> Tap:
-        return replace(tap, label=SOURCE + tap.label)
-
-    return replace(said, start=named(said.start), layers=tuple(tuple(map(named, layer)) for layer in said.layers))

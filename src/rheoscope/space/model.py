@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -17,7 +18,9 @@ model itself computed to new outputs."""
 Edits = Mapping[tuple[int, int], Edit] | Mapping[int, LayerEdit]
 """{(layer, head): edit of a head}, or {layer: edit of a layer}."""
 Hook = Callable[[Tensor], Tensor]
-"""A change of the points (b, n, d) at a labelled step."""
+"""A change of the points (b, n, d) at a step."""
+Hooks = Mapping[str, Hook] | Mapping[Step, Hook]
+"""{step or its label: change of the points there}; steps of an encoder beside a decoder as `source.L0.resid_mid`."""
 Text = str | Sequence[int] | Tensor
 
 
@@ -28,9 +31,7 @@ class Model(Protocol):
     @property
     def view(self) -> View: ...
 
-    def trace(
-        self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Mapping[str, Hook] | None = None
-    ) -> Any:
+    def trace(self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None) -> Any:
         """The text as points of E (a list of texts gives a list of Traces, computed as one batch)."""
         ...
 
@@ -38,7 +39,7 @@ class Model(Protocol):
         self,
         text: Text,
         edit: Edits | None = None,
-        hooks: Mapping[str, Hook] | None = None,
+        hooks: Hooks | None = None,
     ) -> Tensor:
         """Logits (n, vocabulary) with heads edited and points changed; everything is undone on exit."""
         ...
@@ -47,7 +48,7 @@ class Model(Protocol):
         self,
         ids: Tensor,
         edit: Edits | None = None,
-        hooks: Mapping[str, Hook] | None = None,
+        hooks: Hooks | None = None,
         given: Sequence[Any] = (),
     ) -> Tensor:
         """Logits (b, n, vocabulary) of ids (b, n), as `run`; blocks whose outputs are `given` are not computed again."""
@@ -66,4 +67,4 @@ class Model(Protocol):
         ...
 
 
-__all__ = ["Edit", "Edits", "Hook", "LayerEdit", "Model", "Text", "Trace"]
+__all__ = ["Edit", "Edits", "Hook", "Hooks", "LayerEdit", "Model", "Text", "Trace"]

@@ -18,5 +18,5 @@ def predictions(view: View, points: Float[Tensor, "p d"]) -> Float[Tensor, "p vo
     logits = view.final_norm.own(points) @ view.unembed
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits if view.unembed_bias is None else logits + view.unembed_bias
-    cap = view.facts.get("logit_cap")
+    cap = view.logit_cap
     return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)

@@ -37,7 +37,7 @@ def pulled_back(trace: Trace, by_last: Cloud) -> list[Cloud]:
 
 def adds_up(trace: Trace) -> bool:
     """Whether every layer is attention and an MLP, each added to the stream: no norm after a sum, no source."""
-    return all(step.rpartition(".")[2] in ("embed", "resid_mid", "resid_post") for step in trace.steps)
+    return not any(step.is_sum or step.is_cross for step in trace.steps)
 
 
 def _back_by_rows(half: Callable[[Tensor], Tensor], x: Cloud, g: Cloud) -> Cloud:

@@ -1,7 +1,7 @@
 """A model that runs: texts become points by plain hooks, whoever computes; only how to call it differs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
-from rheoscope.space.model import Edits, Hook, Text
+from rheoscope.space.model import Edits, Hooks, Text
 from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -60,7 +60,7 @@ class Running(ABC):
         text: Text | Sequence[Text],
         logits: bool = False,
         edit: Edits | None = None,
-        hooks: Mapping[str, Hook] | None = None,
+        hooks: Hooks | None = None,
     ) -> Any:
         """The text as points of E after every half-layer; a list of texts gives a list of Traces from one batch.
 
@@ -95,7 +95,7 @@ class Running(ABC):
         self,
         text: Text,
         edit: Edits | None = None,
-        hooks: Mapping[str, Hook] | None = None,
+        hooks: Hooks | None = None,
     ) -> Tensor:
         """Logits (n, vocabulary), with heads edited and points changed; undone on exit, gradients allowed.
 
@@ -111,7 +111,7 @@ class Running(ABC):
         self,
         ids: Int[Tensor, "b n"],
         edit: Edits | None = None,
-        hooks: Mapping[str, Hook] | None = None,
+        hooks: Hooks | None = None,
         given: Sequence[Any] = (),
     ) -> Float[Tensor, "b n vocabulary"]:
         """Logits of texts of one length, side by side, with heads edited and points changed as in `run`.
@@ -150,7 +150,7 @@ class Running(ABC):
             raise RheoscopeError(
                 "a gradient is of one number that depends on the logits; type a function of logits to a scalar"
             )
-        points = {tap.label: seen[tap.label] for tap in taps(self.said) if not tap.added}
+        points = {str(tap.step): seen[str(tap.step)] for tap in taps(self.said) if not tap.added}
         found = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
         return value.detach(), {label: g.reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)}
 
@@ -167,7 +167,7 @@ class Running(ABC):
         if isinstance(text, str) and self.tokenizer is None:
             raise RheoscopeError("this model has no tokenizer: type token ids, or rs.load(model, tokenizer=…)")
         ids = torch.tensor((encode or self.encode)(text)).long() if isinstance(text, str) else whole_numbers(text)
-        longest, vocabulary = self.view.facts.get("context"), len(self.view.embed)
+        longest, vocabulary = self.view.context, len(self.view.embed)
         if not len(ids) or (isinstance(text, str) and not text):  # a tokenizer may put a start token before nothing
             raise RheoscopeError("the text has no tokens; type at least one word")
         if longest is not None and len(ids) > longest:
@@ -222,14 +222,14 @@ def traced(
     return Trace(
         view=view,
         points=points[:, :n],
-        steps=tuple(tap.label for tap in taps(said)),
+        steps=tuple(tap.step for tap in taps(said)),
         tokens=tokens,
         ids=ids,
         where=where,
         middle=tuple(at + 1 for at in where),
         text=text,
         logits=None if logits is None else logits[:n],
-        not_read=frozenset(tap.label for tap in taps(said) if tap.added),
+        not_read=frozenset(tap.step for tap in taps(said) if tap.added),
         facts=dict(view.facts),
     )
 

@@ -1,6 +1,6 @@
 """The stream of a model that runs: where it can be seen, watching it and changing it by plain hooks, taken away on exit."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Heads, Norm
-from rheoscope.space.model import Hook
+from rheoscope.space.model import Hook, Hooks
+from rheoscope.space.step import Step
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Tap:
     `writer`: the point is a sum that no module holds alone, the step before plus `share` times the output of `writer`.
     """
 
-    label: str
+    step: Step
     module: nn.Module
     side: Literal["in", "out"]
     added: bool = False
@@ -59,8 +60,8 @@ def pre_norm_taps(layers: Sequence[Any], middle: str, writer: str, share: float 
     """Half-layers of pre-norm blocks: `middle` names the norm that reads the point after attention, `writer` what adds."""
     return tuple(
         (
-            Tap(f"L{i}.resid_mid", getattr(layer, middle), "in", writer=getattr(layer, writer), share=share),
-            Tap(f"L{i}.resid_post", layer, "out"),
+            Tap(Step(i, "resid_mid"), getattr(layer, middle), "in", writer=getattr(layer, writer), share=share),
+            Tap(Step(i, "resid_post"), layer, "out"),
         )
         for i, layer in enumerate(layers)
     )
@@ -69,10 +70,10 @@ def pre_norm_taps(layers: Sequence[Any], middle: str, writer: str, share: float 
 def post_norm_taps(layer: int, block: Any, attention_norm: Any, mlp_norm: Any) -> tuple[Tap, ...]:
     """Half-layers of a post-norm block: each sum, and what its norm makes of it."""
     return (
-        Tap(f"L{layer}.attn_sum", attention_norm, "in"),
-        Tap(f"L{layer}.resid_mid", attention_norm, "out"),
-        Tap(f"L{layer}.mlp_sum", mlp_norm, "in"),
-        Tap(f"L{layer}.resid_post", block, "out"),
+        Tap(Step(layer, "attn_sum"), attention_norm, "in"),
+        Tap(Step(layer, "resid_mid"), attention_norm, "out"),
+        Tap(Step(layer, "mlp_sum"), mlp_norm, "in"),
+        Tap(Step(layer, "resid_post"), block, "out"),
     )
 
 
@@ -102,25 +103,28 @@ def gathering(said: Description, seen: dict[str, Tensor]) -> Iterator[None]:
 
     The graph begins at the embedding: weights take no part in it, frozen or not.
     """
-    first = Tap(said.start.label, said.start.module, said.start.side)
+    first = Tap(said.start.step, said.start.module, said.start.side)
     with ExitStack() as stack:
         stack.enter_context(_changed(first, first, lambda x: x.detach().requires_grad_()))
         for tap in taps(said):
-            stack.enter_context(_looking(tap, partial(seen.__setitem__, tap.label)))
+            stack.enter_context(_looking(tap, partial(seen.__setitem__, str(tap.step))))
         yield
 
 
 @contextmanager
-def changing(said: Description, hooks: Mapping[str, Hook]) -> Iterator[None]:
-    """While the model runs, replace the points at labelled steps by hook(points), earlier steps first."""
-    labels = [tap.label for tap in taps(said)]
-    for label in hooks:
+def changing(said: Description, hooks: Hooks, side: str = "") -> Iterator[None]:
+    """While the model runs, replace the points at steps by hook(points), earlier steps first.
+
+    `side` stands before the labels where hooks tell several streams apart.
+    """
+    labels, asked = [side + str(tap.step) for tap in taps(said)], {str(step): hook for step, hook in hooks.items()}
+    for label in asked:
         if label not in labels:
             raise RheoscopeError(f"there is no step {label!r}; type one of {', '.join(labels[:3])}, …, {labels[-1]}")
     with ExitStack() as stack:
-        for before, tap in zip([said.start, *taps(said)], taps(said), strict=False):
-            if tap.label in hooks:
-                stack.enter_context(_changed(before, tap, partial(_asked, tap.label, hooks[tap.label])))
+        for before, tap, label in zip([said.start, *taps(said)], taps(said), labels, strict=False):
+            if label in asked:
+                stack.enter_context(_changed(before, tap, partial(_asked, label, asked[label])))
         yield
 
 
@@ -156,12 +160,14 @@ def _giving(module: nn.Module, out: Any) -> Iterator[None]:
             vars(module)["forward"] = held
 
 
-def check_given(said: Description, given: Sequence[Any], edited: Iterable[int], labels: Iterable[str]) -> None:
+def check_given(said: Description, given: Sequence[Any], edited: Iterable[int], hooks: Iterable[str | Step]) -> None:
     """Refuse changes of what is not computed again: layers whose blocks are given, and the steps inside of them."""
-    inside = {tap.label for layer in said.layers[: len(given)] for tap in layer[:-1]}
+    inside = {str(tap.step) for layer in said.layers[: len(given)] for tap in layer[:-1]}
     if given:
-        inside.add(said.start.label)
-    lost = [f"layer {layer}" for layer in edited if layer < len(given)] + [name for name in labels if name in inside]
+        inside.add(str(said.start.step))
+    lost = [f"layer {layer}" for layer in edited if layer < len(given)] + [
+        str(step) for step in hooks if str(step) in inside
+    ]
     if lost:
         raise RheoscopeError(
             f"{lost[0]} cannot be changed: the first {len(given)} blocks are given and not computed again; type given=() or fewer"
@@ -192,7 +198,7 @@ def _see_before(see: Callable[[Tensor], None], module: nn.Module, args: Any, kwa
 def _changed(before: Tap, tap: Tap, hook: Hook) -> Any:
     if tap.added:
         raise RheoscopeError(
-            f"{tap.label} is no point that a parallel block reads; change L….resid_post or the step before"
+            f"{tap.step} is no point that a parallel block reads; change L….resid_post or the step before"
         )
     if tap.writer is not None:
         return _changed_sum(before, tap.writer, tap.share, hook)

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
+from rheoscope.space.step import Step
 from rheoscope.space.view import View
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One text: `points` (P, N, d) after every step, `steps` their labels, `tokens`, `ids`, `text`, `logits` when asked.
+    """One text: `points` (P, N, d) after every step, `steps` what they are, `tokens`, `ids`, `text`, `logits` when asked.
 
     Only points are kept, and what heads carried once an analysis has asked for it (half as large again). Scores, weights
     and displacements are recomputed from the View when asked, so nothing of size L x H x N x N ever exists.
@@ -29,14 +30,14 @@ class Trace:
 
     view: View
     points: Float[Tensor, "p n d"]
-    steps: tuple[str, ...]
+    steps: tuple[Step, ...]
     tokens: list[str]
     ids: Int[Tensor, " n"]
     where: tuple[int, ...]
     middle: tuple[int, ...]
     text: str = ""
     logits: Float[Tensor, "n vocabulary"] | None = None
-    not_read: frozenset[str] = frozenset()
+    not_read: frozenset[Step] = frozenset()
     facts: dict[str, Any] = field(default_factory=dict)
     memory: Float[Tensor, "s d"] | None = None
     _carried: dict[int, Carried] = field(default_factory=dict, init=False, repr=False)
@@ -44,13 +45,18 @@ class Trace:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def at(self, step: str) -> Float[Tensor, "n d"]:
-        """The cloud at a labelled step: `embed`, `L3.resid_mid`, `L3.resid_post`."""
-        if step not in self.steps:
+    def at(self, step: str | Step) -> Float[Tensor, "n d"]:
+        """The cloud at a step or its label: `embed`, `L3.resid_mid`, `L3.resid_post`."""
+        return self.points[self.index(step)]
+
+    def index(self, step: str | Step) -> int:
+        """Which of the steps this is; one that is not there is refused."""
+        labels = [str(one) for one in self.steps]
+        if str(step) not in labels:
             raise RheoscopeError(
-                f"there is no step {step!r}; type one of {', '.join(self.steps[:4])}, …, {self.steps[-1]}"
+                f"there is no step {str(step)!r}; type one of {', '.join(labels[:4])}, …, {labels[-1]}"
             )
-        return self.points[self.steps.index(step)]
+        return labels.index(str(step))
 
     @property
     def provenance(self) -> dict[str, str]:
@@ -159,7 +165,7 @@ class Trace:
         self.view.crossing_of(layer)
         if self.memory is None:
             raise RheoscopeError("this Trace has no source; type model.trace((source, target)).target")
-        return self.at(f"L{layer}.resid_mid"), self.memory
+        return self.at(Step(layer, "resid_mid")), self.memory
 
     def save(self, directory: str | Path) -> Path:
         """Points, ids and labels to `directory` (safetensors + JSON); `Trace.open(directory, view)` reads them again."""
@@ -169,12 +175,12 @@ class Trace:
         directory.mkdir(parents=True, exist_ok=True)
         arrays = {"points": self.points, "ids": self.ids, "logits": self.logits, "memory": self.memory}
         told = {
-            "steps": self.steps,
+            "steps": [str(step) for step in self.steps],
             "tokens": self.tokens,
             "text": self.text,
             "where": self.where,
             "middle": self.middle,
-            "not_read": sorted(self.not_read),
+            "not_read": sorted(map(str, self.not_read)),
             "facts": self.facts,
         }
         partial = directory / ".trace.partial"
@@ -197,14 +203,14 @@ class Trace:
             trace = Trace(
                 view,
                 arrays["points"],
-                tuple(told["steps"]),
+                tuple(map(Step.parse, told["steps"])),
                 told["tokens"],
                 arrays["ids"].cpu(),
                 tuple(told["where"]),
                 tuple(told["middle"]),
                 told["text"],
                 arrays.get("logits"),
-                frozenset(told["not_read"]),
+                frozenset(map(Step.parse, told["not_read"])),
                 told["facts"],
                 arrays.get("memory"),
             )

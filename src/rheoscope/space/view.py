@@ -16,9 +16,12 @@ from rheoscope.space.head import Head, Heads, Norm
 class View:
     """Weights as operators: per layer all heads (`blocks`), embedding, unembedding, final norm, MLPs as maps of E.
 
-    `mlps[l](x)` is what the MLP of layer l adds to the points that it reads, by the model's own modules. `facts` say what
-    the model is: name, family, weight hash, dtype, device, and the certificate of exactness. `crossing[l]` are the heads
-    by which layer l of a decoder reads a source, where there is one.
+    `embed[w]` is what the word w brings to the stream, before positions: the row of the table, with the scale and the map
+    into E that the model has there (BERT takes the norm of the sum of words, positions and segments).
+    `mlps[l](x)` is what the MLP of layer l adds to the points that it reads, by the model's own modules. `context` is the
+    longest text in tokens, where there is one; logits s are capped as c tanh(s / c) where there is a `logit_cap` c.
+    `crossing[l]` are the heads by which layer l of a decoder reads a source, where there is one. `facts` say where it all
+    comes from and decide no number: name, family, weight hash, dtype, device, and the certificate of exactness.
     """
 
     blocks: tuple[Heads, ...]
@@ -27,6 +30,8 @@ class View:
     unembed_bias: Float[Tensor, " vocabulary"] | None = None
     final_norm: Norm = Norm()
     mlps: tuple[Callable[[Tensor], Tensor], ...] = ()
+    context: int | None = None
+    logit_cap: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     crossing: tuple[Crossing, ...] = ()
 

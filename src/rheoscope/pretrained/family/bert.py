@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rheoscope.pretrained.family.parts import apart, softmax_attention
 from rheoscope.space.head import Heads, Norm
+from rheoscope.space.step import EMBED
 from rheoscope.space.stream import Description, Tap, post_norm_taps
 
 KNOWN = frozenset({
@@ -19,7 +20,7 @@ def describe(model: Any) -> Description:
     inner = getattr(model, "bert", getattr(model, "roberta", model))
     layers = list(inner.encoder.layer)
     return Description(
-        start=Tap("embed", layers[0], "in"),
+        start=Tap(EMBED, layers[0], "in"),
         layers=tuple(
             post_norm_taps(i, layer, layer.attention.output.LayerNorm, layer.output.LayerNorm)
             for i, layer in enumerate(layers)

@@ -13,6 +13,7 @@ from rheoscope.pretrained.family.parts import (
     to_heads,
 )  # fmt: skip
 from rheoscope.space.head import Heads
+from rheoscope.space.step import EMBED
 from rheoscope.space.stream import Description, Tap, pre_norm_taps
 
 KNOWN = frozenset({
@@ -25,7 +26,7 @@ def describe(model: Any) -> Description:
     inner = getattr(model, "transformer", model)
     blocks = list(inner.h)
     return Description(
-        start=Tap("embed", blocks[0], "in"),
+        start=Tap(EMBED, blocks[0], "in"),
         layers=pre_norm_taps(blocks, "ln_2", "attn"),
         blocks=tuple(heads(block, model.config.n_head) for block in blocks),
         attentions=tuple(block.attn for block in blocks),

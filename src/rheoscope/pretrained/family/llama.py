@@ -13,6 +13,7 @@ from rheoscope.pretrained.family.parts import (
     turned,
 )  # fmt: skip
 from rheoscope.space.head import Heads
+from rheoscope.space.step import EMBED
 from rheoscope.space.stream import Description, Tap, pre_norm_taps
 
 KNOWN = frozenset({
@@ -30,7 +31,7 @@ def decoder(model: Any, heads_of: Callable[[Any, Any, int], Heads]) -> Descripti
     inner = getattr(model, "model", model)
     layers = list(inner.layers)
     return Description(
-        start=Tap("embed", layers[0], "in"),
+        start=Tap(EMBED, layers[0], "in"),
         layers=pre_norm_taps(layers, "post_attention_layernorm", "self_attn"),
         blocks=tuple(heads_of(layer, inner, i) for i, layer in enumerate(layers)),
         attentions=tuple(layer.self_attn for layer in layers),

@@ -17,6 +17,7 @@ from rheoscope.pretrained.family.parts import (
     turned,
 )  # fmt: skip
 from rheoscope.space.head import Heads
+from rheoscope.space.step import EMBED, Step
 from rheoscope.space.stream import Description, Tap, pre_norm_taps
 
 KNOWN = frozenset({
@@ -30,7 +31,7 @@ def describe(model: Any) -> Description:
     layers = list(inner.layers)
     parallel = bool(model.config.use_parallel_residual)
     return Description(
-        start=Tap("embed", layers[0], "in"),
+        start=Tap(EMBED, layers[0], "in"),
         layers=parallel_taps(layers) if parallel else pre_norm_taps(layers, "post_attention_layernorm", "attention"),
         blocks=tuple(heads(layer, inner, model.config.num_attention_heads) for layer in layers),
         attentions=tuple(layer.attention for layer in layers),
@@ -42,7 +43,7 @@ def describe(model: Any) -> Description:
 
 def parallel_taps(layers: list[Any]) -> tuple[tuple[Tap, ...], ...]:
     return tuple(
-        (Tap(f"L{i}.resid_mid", layer.attention, "out", added=True), Tap(f"L{i}.resid_post", layer, "out"))
+        (Tap(Step(i, "resid_mid"), layer.attention, "out", added=True), Tap(Step(i, "resid_post"), layer, "out"))
         for i, layer in enumerate(layers)
     )
 

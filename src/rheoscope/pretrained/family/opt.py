@@ -11,6 +11,7 @@ from rheoscope.pretrained.family.parts import (
     softmax_attention,
 )  # fmt: skip
 from rheoscope.space.head import Heads, Norm
+from rheoscope.space.step import EMBED
 from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
 
 KNOWN = frozenset({
@@ -26,7 +27,7 @@ def describe(model: Any) -> Description:
         post_norm_taps(i, layer, layer.self_attn_layer_norm, layer.final_layer_norm) for i, layer in enumerate(layers)
     )
     return Description(
-        start=Tap("embed", layers[0], "in"),
+        start=Tap(EMBED, layers[0], "in"),
         layers=pre_norm_taps(layers, "final_layer_norm", "self_attn") if model.config.do_layer_norm_before else after,
         blocks=tuple(heads(layer) for layer in layers),
         attentions=tuple(layer.self_attn for layer in layers),

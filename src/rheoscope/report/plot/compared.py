@@ -1,8 +1,8 @@
 """Two texts layer by layer: every number of the table as curves, one text beside the other."""
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.layers import columns
 from rheoscope.report.picture import Axis, Line, Panel, Picture
+from rheoscope.report.tell.layers import columns
 
 CAPTION = (
     "Every number of the table over depth, a colour a text; dashed in its colour where it has a null. Texts of different length differ in "
@@ -11,10 +11,10 @@ CAPTION = (
 COLOURS = {"text 1": "first", "text 2": "second"}
 
 
-def picture_compared(first: Answers, second: Answers) -> Picture:
+def picture(first: Answers, second: Answers) -> Picture:
     """A panel for every number that both texts have."""
     both = [column for column in columns(first.found) if column.analysis in second.found]
-    layers = tuple(f"L{layer}" for layer in range(first.trace.view.layers))
+    layers = tuple(f"L{layer}" for layer in range(first.view.layers))
     panels = []
     for column in both:
         lines = []

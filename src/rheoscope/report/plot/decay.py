@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rheoscope.report.picture import Axis, Line, Panel, Picture
+from rheoscope.space.step import Step
 
 if TYPE_CHECKING:
     import xarray
@@ -23,7 +24,7 @@ def picture(dataset: "xarray.Dataset") -> Picture:
 
 
 def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
-    steps = tuple(str(step).replace(".resid_mid", "a").split(".")[0] for step in dataset.step.values)
+    steps = tuple(_short(Step.parse(str(step))) for step in dataset.step.values)
     at = range(len(steps))
     lines = [
         Line(str(change), at, dataset[name].sel(change=change).values, COLOURS[str(change)])
@@ -33,3 +34,7 @@ def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
         ends = ("low", "high")
         lines += [Line(f"edit, {end}", at, dataset[f"remaining_{end}"][0].values, "first", "dashed") for end in ends]
     return Panel(title, dataset[name].attrs["definition"], tuple(lines), Axis("", steps), Axis(low=0.0))
+
+
+def _short(step: Step) -> str:
+    return f"L{step.layer}" if step.is_end_of_layer else f"L{step.layer} mid"

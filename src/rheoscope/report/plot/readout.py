@@ -7,6 +7,7 @@ import numpy as np
 from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, number
 from rheoscope.report.plot.bars import bars
 from rheoscope.report.tokens import Words, places, shown
+from rheoscope.space.step import Step
 
 if TYPE_CHECKING:
     import xarray
@@ -67,7 +68,8 @@ def table(dataset: "xarray.Dataset", names: dict[int, str]) -> Panel:
 
 def ends(dataset: "xarray.Dataset") -> list[int]:
     """The embedding, and the end of every layer."""
-    return [at for at, step in enumerate(dataset.point.values) if at == 0 or str(step).endswith("resid_post")]
+    steps = [Step.parse(str(step)) for step in dataset.point.values]
+    return [at for at, step in enumerate(steps) if step.is_embed or step.is_end_of_layer]
 
 
 def depth(dataset: "xarray.Dataset") -> Axis:

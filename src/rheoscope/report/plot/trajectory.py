@@ -6,6 +6,7 @@ import numpy as np
 
 from rheoscope.report.picture import Axis, Line, Panel, Picture, along, number
 from rheoscope.report.tokens import shown
+from rheoscope.space.step import Step
 
 if TYPE_CHECKING:
     import xarray
@@ -49,11 +50,11 @@ def paths(dataset: "xarray.Dataset") -> Panel:
 
 def speeds(dataset: "xarray.Dataset") -> Panel:
     """Median relative speed of every half-layer, a line for each maker."""
-    layers, steps = dataset.sizes["layer"], [str(step) for step in dataset.step.values]
+    layers, steps = dataset.sizes["layer"], [Step.parse(str(step)) for step in dataset.step.values]
     median = np.median(dataset.relative_speed.values, axis=1)
     table = {name: np.zeros(layers) for name in ("attention", "MLP", "norm", "cross attention")}
     for step, value in zip(steps, median, strict=True):
-        table[maker(step, steps)][int(step.split(".")[0][1:])] += value
+        table[maker(step, steps)][step.layer] += value
     colours = {"attention": "first", "MLP": "second", "norm": "null", "cross attention": "third"}
     lines = tuple(Line(name, range(layers), x, colours[name]) for name, x in table.items() if x.any())
     about = f"{dataset.relative_speed.attrs['definition']}; median over tokens."
@@ -61,18 +62,18 @@ def speeds(dataset: "xarray.Dataset") -> Panel:
     return Panel("How far each layer moves them", about, lines, Axis("", names), Axis("relative speed", log=True))
 
 
-def maker(step: str, steps: list[str]) -> str:
+def maker(step: Step, steps: list[Step]) -> str:
     """Who made a step: post-norm blocks have points of their own for the sums, so their other points are norms.
 
-    >>> maker("L0.resid_mid", ["L0.resid_mid", "L0.resid_post"]), maker("L0.resid_mid", ["L0.attn_sum", "L0.resid_mid"])
+    >>> total, middle, post = (Step(0, kind) for kind in ("attn_sum", "resid_mid", "resid_post"))
+    >>> maker(middle, [middle, post]), maker(middle, [total, middle])
     ('attention', 'norm')
     """
-    layer, name = step.split(".")
-    if "cross" in name:
+    if step.is_cross:
         return "cross attention"
-    if f"{layer}.attn_sum" in steps:
-        return {"attn_sum": "attention", "mlp_sum": "MLP"}.get(name, "norm")
-    return "attention" if name == "resid_mid" else "MLP"
+    if Step(step.layer, "attn_sum") in steps:
+        return {"attn_sum": "attention", "mlp_sum": "MLP"}.get(step.kind, "norm")
+    return "attention" if step.kind == "resid_mid" else "MLP"
 
 
 def shares(dataset: "xarray.Dataset") -> Panel:

@@ -11,7 +11,7 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 import rheoscope as rs
-from rheoscope.flow.kept import mantel, nearest, pulls, ranked
+from rheoscope.flow.geometry_kept import mantel, neighbours_of, pulls, ranked
 from rheoscope.space.components import components
 from rheoscope.space.pairs import distances, inner_products
 from rheoscope.space.running import Running
@@ -34,7 +34,7 @@ def cloudy(n: int = 12, seed: int = 0) -> Trace:
 
 def test_it_equals_scipy_and_a_slow_search() -> None:
     trace = cloudy()
-    found = rs.kept(trace, strides=(1,), k=3, keep_massive=True)
+    found = rs.geometry_kept(trace, strides=(1,), nearest=3, keep_massive=True)
     layers = [*trace.where, len(trace.steps) - 1]
     a, b = (trace.points[at].numpy() for at in (layers[2], layers[1]))
     start = trace.points[0].numpy()
@@ -53,7 +53,7 @@ def test_ties_share_their_rank() -> None:
     trace = cloudy()
     points = trace.points.clone()
     points[:, 3] = points[:, 7]
-    found = rs.kept(replace(trace, points=points), keep_massive=True)
+    found = rs.geometry_kept(replace(trace, points=points), keep_massive=True)
     layers = [*trace.where, len(trace.steps) - 1]
     a, b = (points[at].numpy() for at in (layers[1], layers[0]))
     assert float(found.rsa[1, 0]) == pytest.approx(spearmanr(pdist(a), pdist(b)).statistic, abs=1e-7)
@@ -63,13 +63,13 @@ def test_turns_shifts_and_scales_keep_everything() -> None:
     trace = cloudy()
     Q = torch.linalg.qr(random(3, 256, 256))[0]
     moved = torch.stack([(1 + at) * trace.points[0] @ Q + at for at in range(len(trace.steps))])
-    found = rs.kept(replace(trace, points=moved), keep_massive=True)
+    found = rs.geometry_kept(replace(trace, points=moved), keep_massive=True)
     assert float(abs(found.rsa.sel(reference="embed") - 1).max()) <= 1e-6
     assert float(abs(found.neighbours.sel(reference="embed") - 1).max()) == 0
 
 
 def test_the_null_is_about_nothing_and_random_clouds_lie_in_it() -> None:
-    found = rs.kept(cloudy(40), keep_massive=True)
+    found = rs.geometry_kept(cloudy(40), keep_massive=True)
     assert float(abs(found.rsa_null.sel(reference="-1")[1:]).max()) == 0
     assert float(abs(found.rsa / found.rsa_null_sd).sel(reference="-1")[1:].max()) < 3.5
     assert bool(np.isnan(found.rsa.sel(point="embed", reference="-1")))
@@ -88,7 +88,7 @@ def test_of_equally_near_tokens_the_earlier_is_nearer(seed: int) -> None:
     x = torch.randint(0, 3, (15, 2), generator=torch.Generator().manual_seed(seed)).double()
     far = torch.cdist(x, x)
     for k in (1, 3, 6):
-        found = nearest(far, k)
+        found = neighbours_of(far, k)
         for i in range(15):
             wanted = sorted((j for j in range(15) if j != i), key=lambda j: (round(float(far[i, j]), 9), j))[:k]
             assert set(found[i].tolist()) == set(wanted)
@@ -96,9 +96,9 @@ def test_of_equally_near_tokens_the_earlier_is_nearer(seed: int) -> None:
 
 def test_what_it_cannot_do_is_told() -> None:
     with pytest.raises(rs.RheoscopeError, match="at least 4 tokens"):
-        rs.kept(double("gpt2").trace([1, 2]))
+        rs.geometry_kept(double("gpt2").trace([1, 2]))
     with pytest.raises(rs.RheoscopeError, match="1 ≤ k < "):
-        rs.kept(traced("gpt2", F64), k=100)
+        rs.geometry_kept(traced("gpt2", F64), nearest=100)
 
 
 # Erasure
@@ -107,7 +107,7 @@ def test_what_it_cannot_do_is_told() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_erasure_is_the_projection_of_what_is_written_later(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.kept(trace, keep_massive=True)
+    found = rs.geometry_kept(trace, keep_massive=True)
     last, made = trace.points[-1], components(trace)
     for layer in range(trace.view.layers):
         after = trace.points[trace.middle[layer]]
@@ -131,6 +131,6 @@ def test_what_is_taken_back_is_minus_one() -> None:
         points = trace.points.clone()
         points[3] = points[2] + share * (points[2] - points[1])
         points[4] = points[3]
-        found = rs.kept(replace(trace, points=points), keep_massive=True)
+        found = rs.geometry_kept(replace(trace, points=points), keep_massive=True)
         assert float(found.erasure_mlp[0]) == pytest.approx(share, abs=1e-12)
         assert float(found.erasure_mlp[1]) == 0

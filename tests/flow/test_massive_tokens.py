@@ -15,7 +15,7 @@ def test_a_planted_giant_is_named_with_its_birth_and_its_coordinate() -> None:
     points[3:, 2] *= 1e-3
     points[3:, 2, 7] += 20.0
     points[5:, 2, 7] += 10.0
-    found = rs.massive(replace(trace, points=points))
+    found = rs.massive_tokens(replace(trace, points=points))
     assert found.token.values.tolist() == [2]
     assert found.attrs["tokens"] == [trace.tokens[2]]
     assert int(found.born[0]) == 3
@@ -26,7 +26,7 @@ def test_a_planted_giant_is_named_with_its_birth_and_its_coordinate() -> None:
 
 def test_attention_to_a_token_is_its_share_of_all_attention() -> None:
     trace = traced("gpt2", torch.float64)
-    found = rs.massive(replace(trace, points=trace.points), times=1.01)
+    found = rs.massive_tokens(replace(trace, points=trace.points), times=1.01)
     token = int(found.token[0])
     slow = torch.stack([trace.weights(1, head)[:, token].sum() for head in range(trace.view.heads)]).mean() / len(trace)
     assert float(found.sink_mass.sel(layer=1)[0]) == pytest.approx(float(slow))
@@ -35,13 +35,13 @@ def test_attention_to_a_token_is_its_share_of_all_attention() -> None:
 def test_lengths_follow_no_turn_and_no_scale() -> None:
     trace = traced("llama", torch.float64)
     Q = torch.linalg.qr(random(5, 32, 32))[0]
-    one, other = (rs.massive(replace(trace, points=x), times=1.05) for x in (trace.points, 3 * trace.points @ Q))
+    one, other = (rs.massive_tokens(replace(trace, points=x), times=1.05) for x in (trace.points, 3 * trace.points @ Q))
     assert one.token.values.tolist() == other.token.values.tolist()
     assert float(abs(one.length - other.length).max()) < 1e-9
 
 
 def test_no_massive_token_is_an_answer_and_bad_settings_are_told() -> None:
     trace = rs.load().trace("The keys")
-    assert rs.massive(trace, times=1e9).sizes["token"] == 0
+    assert rs.massive_tokens(trace, times=1e9).sizes["token"] == 0
     with pytest.raises(rs.RheoscopeError, match=r"times is above 1 and k from 1 to 256, got 1.0 and 3; type times"):
-        rs.massive(trace, times=1.0)
+        rs.massive_tokens(trace, times=1.0)

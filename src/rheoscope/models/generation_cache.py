@@ -1,66 +1,46 @@
-"""What a model keeps of the tokens it has read, so that the next one costs one row."""
+"""What a whole model keeps of the tokens it has read while it generates: a `Cache` for each layer, and the source's keys."""
 
 from collections.abc import Callable
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-Answering = Float[Tensor, "b g n k"]
-Remembered = Float[Tensor, "b g s k"]
+from rheoscope.attention.cache import Cache, Remembered
+
 Remember = Callable[[], tuple[Tensor, Tensor]]
 
 
 class LayerCache:
-    """Keys and values of one layer: those of the text so far, and those of the source where there is one.
-
-    Written in place into memory that doubles when it is full (or has `room` from the start), so that a token costs its
-    own row and not a copy of the text: for generation, not for gradients.
-    """
+    """Of one layer: keys and values of the text so far (`past`), and those of the source where there is one."""
 
     def __init__(self, room: int = 0) -> None:
-        self.room, self.length = room, 0
-        self.past: list[Tensor] = []
+        self.past = Cache(room)
         self.source: tuple[Tensor, Tensor] | None = None
 
-    def extend(self, k: Answering, v: Answering) -> tuple[Remembered, Remembered]:
-        start, self.length = self.length, self.length + k.shape[-2]
-        if not self.past or self.length > self.past[0].shape[-2]:
-            self._grow(k, v, start)
-        for held, new in zip(self.past, (k, v), strict=True):
-            held[:, :, start : self.length] = new
-        return self.past[0][:, :, : self.length], self.past[1][:, :, : self.length]
-
-    def _grow(self, k: Answering, v: Answering, start: int) -> None:
-        room = max(self.room, self.length, 2 * start)
-        larger = [x.new_empty(*x.shape[:2], room, x.shape[-1]) for x in (k, v)]
-        for new, held in zip(larger, self.past, strict=False):  # nothing is held yet the first time
-            new[:, :, :start] = held[:, :, :start]
-        self.past = larger
-
     def remember(self, make: Remember) -> tuple[Remembered, Remembered]:
+        """Keys and values of the source, made at the first call."""
         if self.source is None:
             self.source = make()
         return self.source
 
     def take(self, rows: Int[Tensor, " r"]) -> None:
         """Goes on with the past of these texts; the sources stay, so a row goes on from a row of the same source."""
-        for held in self.past:
-            held[:, :, : self.length] = held[rows, :, : self.length]
+        self.past.take(rows)
 
     def spread(self, times: int) -> None:
         """Every text `times` times, one after another, its source too."""
-        self.past = [held.repeat_interleave(times, 0) for held in self.past]
+        self.past.spread(times)
         if self.source is not None:
             self.source = self.source[0].repeat_interleave(times, 0), self.source[1].repeat_interleave(times, 0)
 
 
-class Cache:
+class GenerationCache:
     """What generation keeps of the tokens so far, layer by layer, positions applied: `len(cache)` tokens.
 
     >>> import torch
     >>> from rheoscope.models.config import Config
     >>> from rheoscope.models.transformer import Transformer
-    >>> model, cache = Transformer(Config(vocabulary=9, width=8, depth=1, heads=2)), Cache(depth=1)
+    >>> model, cache = Transformer(Config(vocabulary=9, width=8, depth=1, heads=2)), GenerationCache(depth=1)
     >>> with torch.no_grad():
     ...     first, second = model(torch.tensor([[1, 2]]), cache=cache), model(torch.tensor([[3]]), cache=cache)
     >>> len(cache), second.shape
@@ -82,4 +62,4 @@ class Cache:
             layer.spread(times)
 
     def __len__(self) -> int:
-        return self.layers[0].length
+        return len(self.layers[0].past)

@@ -1,0 +1,11 @@
+"""The page of analyses is the catalogue itself: `<!-- analyses -->` becomes every analysis with its fields."""
+
+from typing import Any
+
+from rheoscope.report.listing import as_page
+
+MARK = "<!-- analyses -->"
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    return markdown.replace(MARK, as_page()) if MARK in markdown else markdown

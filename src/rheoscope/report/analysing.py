@@ -1,0 +1,146 @@
+"""Any analysis of the catalogue as a command: its settings are its options, read off its signature."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+
+from rheoscope.catalogue import TABLE, analysis
+from rheoscope.report import command
+from rheoscope.report.jobs import job_of
+from rheoscope.report.texts import text_of
+from rheoscope.report.typed import heads_of, numbers_of, token_of
+from rheoscope.space.analysis import Analysis
+from rheoscope.space.model import Model
+
+Read = Callable[[str, Any, Model], Any]
+"""From the name of an option, what was typed and the model to the setting."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a setting of some type is typed, and read."""
+
+    typed: Any
+    read: Read
+
+
+def option_of(name: str, hint: Any) -> Option | None:
+    """The option of a setting, by its name and type; None for what cannot be typed (a Dataset, a Trace).
+
+    >>> option_of("draws", int).typed, option_of("strides", list[int] | None).typed, option_of("control", dict)
+    (<class 'int'>, str | None, None)
+    """
+    optional, plain = _without_none(hint)
+    if name == "heads":
+        return Option(str | None, lambda _, typed, model: heads_of(typed, model.view))
+    if plain in (int, float, str, bool):
+        return Option(plain | None if optional else plain, lambda _, typed, model: typed)
+    if plain == str | int:
+        return Option(str | None, lambda _, typed, model: None if typed is None else token_of(typed))
+    number = _number_in(plain)
+    if number is not None:
+        return Option(
+            str | None, lambda option, typed, model: None if typed is None else numbers_of(typed, number, option)
+        )
+    return None
+
+
+def _without_none(hint: Any) -> tuple[bool, Any]:
+    """Whether it may be None, and what it is else."""
+    if get_origin(hint) not in (Union, UnionType):
+        return False, hint
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    return len(parts) < len(get_args(hint)), Union[tuple(parts)] if len(parts) > 1 else parts[0]  # noqa: UP007
+
+
+def _number_in(hint: Any) -> Callable[[str], Any] | None:
+    """int or float where a setting is a sequence of them."""
+    parts = get_args(hint)
+    if get_origin(hint) is None or not parts:
+        return None
+    inner = get_args(parts[0]) or (parts[0],)
+    return float if float in inner else int if inner == (int,) else None
+
+
+def command_of(name: str) -> Callable[[list[str]], None]:
+    """The command of one analysis: `command_of("transport")(["The keys", "--draws", "8"])`."""
+    asked = analysis(name)
+    options = options_of(asked)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(_function(asked, options))
+    return lambda words: app(words, prog_name=f"rheoscope analyse {name}")
+
+
+def options_of(asked: Analysis) -> dict[str, Option]:
+    """Every setting that can be typed."""
+    found = {name: option_of(name, one.annotation) for name, one in asked.settings.items()}
+    return {name: option for name, option in found.items() if option is not None}
+
+
+COMMON: dict[str, Any] = {
+    "file": Annotated[Path | None, typer.Option(help="Read the text from this file.")],
+    "model": Annotated[
+        str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
+    ],
+    "explain": Annotated[bool, typer.Option("--explain", help="Define every column.")],
+    "json": Annotated[Path | None, typer.Option(help="Write every number to this file.")],
+    "csv": Annotated[Path | None, typer.Option(help="Write a table for every set of axes into this directory.")],
+    "html": Annotated[Path | None, typer.Option(help="Write a page with the picture to this file.")],
+    "device": Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")],
+    "dtype": Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")],
+}
+
+
+def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None]:
+    """A function whose signature says what can be typed, as typer reads it."""
+
+    def run(**typed: Any) -> None:
+        files = command.Files(typed["json"], typed["csv"], typed["html"])
+        said = None if asked.needs == "view" else text_of(typed["text"], typed["file"])
+        model = command.opened(typed["model"], typed["device"], typed["dtype"])
+        settings = {name: option.read(name, typed[name], model) for name, option in options.items()}
+        command.run(job_of(asked.name), model, said, settings, files, explain=typed["explain"])
+
+    parameters = {} if asked.needs == "view" else {"text": _parameter("text", Annotated[
+        str | None, typer.Argument(help="The text; - reads it from standard input.")], None)}  # fmt: skip
+    for name, option in options.items():
+        default = asked.settings[name].default
+        shown = default if option.typed in (int, float, str, bool, int | None, float | None, str | None) else None
+        if isinstance(shown, tuple | list):
+            shown = ",".join(map(str, shown))
+        parameters[name] = _parameter(name, Annotated[option.typed, typer.Option(f"--{name.replace('_', '-')}")], shown)
+    for name, hint in COMMON.items():
+        if name not in parameters and (name != "file" or asked.needs != "view"):
+            parameters[name] = _parameter(name, hint, False if name == "explain" else None)
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: one.annotation for name, one in parameters.items()}
+    run.__doc__ = f"{asked.question}\n\n{inspect.getdoc(asked.ask)}"
+    return run
+
+
+def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
+
+
+def show_catalogue() -> None:
+    """Every analysis, a row each."""
+    from rich.console import Console
+
+    from rheoscope.report.blocks import Cell, Table
+    from rheoscope.report.terminal import rich_table
+
+    rows = [[Cell(one.name), Cell(one.needs), Cell(one.question)] for one in map(analysis, TABLE)]
+    header = [Cell("analysis"), Cell("needs"), Cell("what it asks")]
+    Console(highlight=False).print(rich_table(Table("", header, rows, frozenset({0, 1, 2}))))
+
+
+def show_usage() -> None:
+    """How any analysis is asked."""
+    print("Usage: rheoscope analyse NAME [TEXT] [OPTIONS]\n")
+    print("NAME is one of " + ", ".join(TABLE) + ".")
+    print("rheoscope analyses says what each one asks; rheoscope analyse NAME --help shows its settings.")

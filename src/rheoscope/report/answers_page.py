@@ -1,0 +1,106 @@
+"""Answers as one page: the text, what was found, every table, every picture, and where the numbers come from."""
+
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+from rheoscope.report.answers import Answers
+from rheoscope.report.asking import Subject, ask
+from rheoscope.report.blocks import Block, Drawing, Facts, Lines, Table, Tokens
+from rheoscope.report.drawing import picture_of
+from rheoscope.report.jobs import JOBS, Job
+from rheoscope.report.page import Page
+from rheoscope.report.plot.compared import picture as picture_compared
+from rheoscope.report.tell import layers, text
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Model
+from rheoscope.space.trace import Trace
+
+
+def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw") -> str:
+    """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
+
+    **Gives** the sentence "wrote …", or "replaced …" where there was a file of that name: nothing is overwritten in
+    silence.
+
+    **Holds** the text as tokens, a row a layer, what each layer says comes next, up to five findings that beat their nulls, the
+    heads as operators, and the picture of every analysis of a text that is not dear (`rs.analyses()` lists them all), maps of
+    heads coloured by their types; and the provenance of every number. An analysis that cannot say anything of this text is
+    named with its reason. `space` is raw, normed or sphere.
+
+    **Relation** `plot` and `show` draw one of the pictures, for papers and for notebooks.
+
+    >>> import rheoscope as rs, tempfile
+    >>> model = rs.load()
+    >>> rs.save_report(model, model.trace("The keys to the cabinet are"), tempfile.mkdtemp() + "/report.html").split()[0]
+    'wrote'
+    """
+    if not isinstance(trace, Trace):
+        raise RheoscopeError(
+            f"a report is about one Trace, got {type(trace).__name__}; type one of them, as traces[0] or linked.target"
+        )
+    job = JOBS["flow"]
+    answers = ask(Subject(model, trace.text or trace.ids, trace), job.asks({"space": space}))
+    return page_of(job, answers).save(Path(path))
+
+
+def page_of(job: Job, answers: Answers) -> Page:
+    """The page of one command."""
+    page = Page(job.title(answers), text.lead(answers))
+    blocks: list[Block] = [] if answers.trace is None else [text.tokens(answers)]
+    blocks += [block for one in job.tells for block in one.blocks(answers)]
+    return drawn(page, [*blocks, *drawings(answers), *text.left_out(answers), text.provenance(answers)])
+
+
+def compared_page(job: Job, first: Answers, second: Answers) -> Page:
+    """Two texts: every layer side by side, then each with its tables and pictures."""
+    page = Page(f"{text.title(first)} | {text.title(second)}", text.lead(first, second))
+    blocks: list[Block] = [text.tokens(first, "Text 1"), text.tokens(second, "Text 2")]
+    blocks += layers.compared(first, second)
+    if layers.columns(first.found):
+        blocks.append(Drawing(picture_compared(first, second)))
+    for name, answers in (("text 1", first), ("text 2", second)):
+        told = [block for one in job.tells if one.blocks is not layers.blocks for block in one.blocks(answers)]
+        blocks += [_named(block, f" ({name})") for block in (*told, *drawings(answers), *text.left_out(answers))]
+        blocks.append(text.provenance(answers, f"Where the numbers of {name} come from"))
+    return drawn(page, blocks)
+
+
+def _named(block: Block, after: str) -> Block:
+    """The same block, its heading telling which text it is about."""
+    if isinstance(block, Drawing):
+        return Drawing(replace(block.picture, title=block.picture.title + after))
+    return replace(block, heading=block.heading + after)
+
+
+def drawings(answers: Answers) -> list[Drawing]:
+    """The picture of every answer, maps of heads coloured by the types of heads; one picture where it was asked several times."""
+    types = answers.found.get("head_types")
+    once = [key for key in answers.found if " " not in key]
+    return [Drawing(picture_of(answers.found[key], words=answers.words, types=types)) for key in once]
+
+
+def drawn(page: Page, blocks: list[Block]) -> Page:
+    """Every block on the page, one after the other."""
+    for block in blocks:
+        match block:
+            case Table():
+                page = page.table(block.heading, block.header, block.rows, block.words, block.note)
+            case Lines():
+                page = page.lines(block.heading, block.lines)
+            case Tokens():
+                page = page.section(block.heading, token_strip(block))
+            case Drawing():
+                page = page.drawing(block.picture)
+            case Facts():
+                page = page.facts(block.heading, block.facts)
+    return page
+
+
+def token_strip(block: Tokens) -> str:
+    """Every token in its place, marked ones standing out, the rest under the pointer."""
+    items = []
+    for at, (word, tip) in enumerate(zip(block.words, block.tips, strict=True)):
+        kind = ' class="massive"' if at in block.marked else ""
+        items.append(f'<li{kind} title="{escape(tip, quote=True)}">{escape(word)}</li>')
+    return f'<ol class="tokens">{"".join(items)}</ol>'

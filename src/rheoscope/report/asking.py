@@ -1,0 +1,112 @@
+"""Questions put to a model and a text, one analysis after the other; an answer is heard as soon as it is known."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.catalogue import analysis
+from rheoscope.report.answers import Answers
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Model
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+Progress = Callable[[int, int], None]
+Settings = dict[str, Any]
+Hear = Callable[[Answers], object]
+Tell = Callable[[str], Progress]
+"""Told what is asked now; gives what will hear how much of it is done."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What analyses are asked about: a model, and a text where there is one."""
+
+    model: Model
+    text: Any = None
+    trace: Trace | None = None
+
+    def given(self, name: str) -> Any:
+        """What a first parameter of this name gets."""
+        return {
+            "model": self.model,
+            "view": self.model.view,
+            "trace": self.trace,
+            "text": self.text,
+            "texts": self.text if isinstance(self.text, list) else [self.text],
+        }[name]
+
+
+def _no_settings(so_far: Answers) -> dict[str, Settings]:
+    return {"": {}}
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """One analysis of the catalogue, and the settings it is asked with.
+
+    `settings` makes them of what is known so far: {"": settings}, or one entry for each time that it is asked, under a word
+    that tells them apart.
+    """
+
+    name: str
+    settings: Callable[[Answers], dict[str, Settings]] = _no_settings
+
+    def keyed(self, so_far: Answers) -> dict[str, Settings]:
+        return {f"{self.name} {word}".strip(): given for word, given in self.settings(so_far).items()}
+
+
+def with_settings(name: str, **settings: Any) -> Ask:
+    """An analysis asked once, with fixed settings."""
+    return Ask(name, lambda so_far: {"": settings})
+
+
+def ask(
+    subject: Subject,
+    asks: Sequence[Ask],
+    nulls: bool = True,
+    hear: Hear = lambda so_far: None,
+    tell: Tell | None = None,
+) -> Answers:
+    """Ask everything; an analysis that refuses this text is left out, with its reason.
+
+    `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> sorted(ask(Subject(model, "a", model.trace("a")), [Ask("clusters"), Ask("trajectory")]).left_out)
+    ['clusters']
+    """
+    so_far = Answers(subject.model.view, subject.model.words, subject.trace, nulls=nulls)
+    for one in asks:
+        so_far = _asked(subject, one, so_far, tell)
+        hear(so_far)
+    return so_far
+
+
+def _asked(subject: Subject, one: Ask, so_far: Answers, tell: Tell | None) -> Answers:
+    try:
+        keyed = one.keyed(so_far)
+    except RheoscopeError as error:
+        return so_far.without(one.name, str(error))
+    for key, settings in keyed.items():
+        progress = None if tell is None else tell(key)
+        try:
+            so_far = so_far.with_answer(key, answer(subject, one.name, settings, so_far.nulls, progress))
+        except RheoscopeError as error:
+            so_far = so_far.without(key, str(error))
+    return so_far
+
+
+def answer(
+    subject: Subject, name: str, settings: Settings, nulls: bool = True, progress: Progress | None = None
+) -> "xarray.Dataset":
+    """One analysis, given what its first parameters name; without `nulls` its draws are none."""
+    asked = analysis(name)
+    given = {first: subject.given(first) for first in asked.subjects}
+    settings = settings if nulls or "draws" not in asked.settings else settings | {"draws": 0}
+    if progress is not None and asked.tells_progress:
+        settings = settings | {"progress": progress}
+    return asked.ask(**given | settings)

@@ -1,0 +1,78 @@
+"""What an answer says, as values: tables, lines, pictures and facts, whoever draws them.
+
+A block is made once, from Answers; the terminal and the page each know how to show one, and neither knows the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rheoscope.report.picture import Picture
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An entry of a table with a definition one hover away, and a small addition, such as a null."""
+
+    text: str
+    title: str = ""
+    small: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A heading, columns and rows. Numbers are flush right; `words` are the columns that hold text, by number.
+
+    `note` is one line below; a row in `ends` closes a group.
+    """
+
+    heading: str
+    header: Sequence[Cell]
+    rows: Sequence[Sequence[Cell]]
+    words: frozenset[int] = frozenset({0})
+    note: str = ""
+    ends: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A heading and sentences."""
+
+    heading: str
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text in its tokens, each with what is known of it; `marked` ones stand out."""
+
+    heading: str
+    words: Sequence[str]
+    tips: Sequence[str]
+    marked: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture; only a page draws it."""
+
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and what they stand for."""
+
+    heading: str
+    facts: Mapping[str, str]
+
+
+Block = Table | Lines | Tokens | Drawing | Facts
+
+
+def cells(row: Sequence[str | Cell]) -> list[Cell]:
+    """Texts as entries.
+
+    >>> cells(["a", Cell("b", small="c")])[0]
+    Cell(text='a', title='', small='')
+    """
+    return [one if isinstance(one, Cell) else Cell(one) for one in row]

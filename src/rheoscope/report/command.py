@@ -1,0 +1,130 @@
+"""How every command runs: ask, tell what is known, write the files that were asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.files import free
+from rheoscope.report.answers import Answers
+from rheoscope.report.answers_page import compared_page, page_of
+from rheoscope.report.asking import Subject, ask
+from rheoscope.report.dataset import save_json
+from rheoscope.report.findings import CANDIDATES, COVERS, as_dataset, findings
+from rheoscope.report.jobs import Job, Options
+from rheoscope.report.progress import asking_bar
+from rheoscope.report.table import save_csv
+from rheoscope.report.tell import layers
+from rheoscope.report.terminal import Terminal
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Model
+
+if TYPE_CHECKING:
+    import xarray
+    from rich.console import Console
+
+REPORT = Path("report.html")
+"""Where the page goes when nobody says; a name that is taken is left alone."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where answers go besides the terminal."""
+
+    json: Path | None = None
+    csv: Path | None = None
+    html: Path | None = None
+    report: bool = False
+    """Whether a page is written beside the user even where no name was typed."""
+
+    def __post_init__(self) -> None:
+        named = [path for path in (self.json, self.csv, self.html) if path is not None]
+        if len(set(named)) < len(named):
+            raise RheoscopeError(f"{named[0]} is named twice; type a name of its own for every file")
+
+    @property
+    def any(self) -> bool:
+        return self.json is not None or self.csv is not None or self.html is not None
+
+
+def opened(name: str | None, device: str | None, dtype: str | None) -> Model:
+    """A model by what was typed, with a bar while it is read."""
+    from rheoscope.opening import load
+
+    return load(name, device=device, dtype=dtype)
+
+
+def run(
+    job: Job, model: Model, said: str | None, options: Options, files: Files, fast: bool = False, explain: bool = False
+) -> None:
+    """One command on one text, or on weights alone."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    answers = _answered(job, model, said, options, files, fast, Terminal(console, job.tells, explain))
+    _write(console, answers, page_of(job, answers).save if files.html or files.report else None, files)
+
+
+def compare(job: Job, model: Model, texts: Sequence[str], options: Options, files: Files, fast: bool = False) -> None:
+    """Two texts, layer by layer beside each other."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    terminal = Terminal(console, [])
+    both = [_answered(job, model, said, options, files, fast, terminal) for said in texts]
+    first, second = both
+    for block in layers.compared(first, second):
+        terminal.show(block)
+    for at, answers in enumerate(both, 1):
+        console.print(f"\nText {at}: {answers.text.text}", markup=False, style="bold")
+        for one in job.tells:
+            if layers.blocks is not one.blocks and not one.aside:
+                for block in one.blocks(answers):
+                    terminal.show(block)
+    _write(
+        console, first, compared_page(job, first, second).save if files.html or files.report else None, files, second
+    )
+
+
+def _answered(
+    job: Job, model: Model, said: str | None, options: Options, files: Files, fast: bool, terminal: Terminal
+) -> Answers:
+    """Everything asked, told as it is known; a job that has nothing to tell says why."""
+    trace = None if said is None else model.trace(said)
+    subject = Subject(model, said, trace)
+    asks = [*job.asks(options), *(job.besides(options) if files.any else [])]
+    terminal.begin(Answers(model.view, model.words, trace))
+    with asking_bar() as tell:
+        answers = ask(subject, asks, not fast, terminal.hear, tell)
+    if job.must in answers.left_out:
+        raise RheoscopeError(answers.left_out[job.must])
+    terminal.end(answers)
+    return answers
+
+
+def _write(console: "Console", answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> None:
+    """Files in the order in which they are typed; a report that nobody named fails quietly."""
+    numbers = numbers_of(answers)
+    if files.json is not None:
+        console.print(
+            save_json(numbers, files.json, None if second is None else second.found), soft_wrap=True, markup=False
+        )
+    if files.csv is not None:
+        console.print(save_csv(numbers, files.csv), soft_wrap=True, markup=False)
+    if save_page is None:
+        return
+    try:
+        console.print(save_page(free(REPORT) if files.html is None else files.html), soft_wrap=True, markup=False)
+    except RheoscopeError as error:
+        if files.html is not None:
+            raise
+        console.print(f"no report: {error}", soft_wrap=True, markup=False, style="dim")
+
+
+def numbers_of(answers: Answers) -> "dict[str, xarray.Dataset]":
+    """Every Dataset under its key, and what was found in them."""
+    found = dict(answers.found)
+    if len(found) > 1 and answers.nulls:
+        found["findings"] = as_dataset(*findings(answers.found, candidates=CANDIDATES))
+        found["findings_covers"] = as_dataset(*findings(answers.found, candidates=COVERS))
+    return found

@@ -1,0 +1,74 @@
+"""What any analysis found, told from its fields alone: for those that nobody wrote tables for."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rheoscope.report.answers import Answers
+from rheoscope.report.blocks import Block, Cell, Lines, Table
+from rheoscope.report.tell.numbers import short
+
+if TYPE_CHECKING:
+    import xarray
+
+WIDEST = 8
+"""Numbers side by side in one table."""
+LONGEST = 64
+"""Rows of a table; the files have all."""
+
+
+def blocks(answers: Answers, key: str) -> list[Block]:
+    """A table for every axis that numbers run along (medians over heads), single numbers as lines, and what is larger by name."""
+    dataset = answers.found[key]
+    tables: list[Block] = []
+    for axis in map(str, dataset.dims):
+        along = [name for name in map(str, dataset.data_vars) if _runs_along(dataset[name], axis)]
+        tables += [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
+    lines = [_line(name, dataset[name]) for name in map(str, dataset.data_vars) if not _in_a_table(dataset[name])]
+    return [*tables, *([Lines(f"{key}, other numbers", lines)] if lines else [])]
+
+
+def _in_a_table(field: "xarray.DataArray") -> bool:
+    return any(_runs_along(field, str(axis)) for axis in field.dims)
+
+
+def _runs_along(field: "xarray.DataArray", axis: str) -> bool:
+    """Whether it is one number for every place of an axis, over heads in the median; nulls stand beside what they are of."""
+    over_heads = field.dims == (axis, "head") and field.dtype.kind in "fiub"
+    return (field.dims == (axis,) or over_heads) and not str(field.name).endswith(("_null", "_null_sd"))
+
+
+def _table(key: str, dataset: "xarray.Dataset", axis: str, names: list[str]) -> Table:
+    header = [Cell(axis), *(Cell(name, str(dataset[name].attrs.get("definition", ""))) for name in names)]
+    places = [str(place) for place in dataset[axis].values][:LONGEST]
+    rows = [[Cell(place), *(_cell(dataset, name, at) for name in names)] for at, place in enumerate(places)]
+    median = ", median over heads" if any("head" in dataset[name].dims for name in names) else ""
+    cut = f"the first {LONGEST} of {dataset.sizes[axis]}; the files have all" if dataset.sizes[axis] > LONGEST else ""
+    return Table(f"{key} by {axis}{median}", header, rows, note=cut)
+
+
+def _cell(dataset: "xarray.Dataset", name: str, at: int) -> Cell:
+    field = dataset[name]
+    null = str(field.attrs.get("null", ""))
+    beside = short(_number(dataset[null].values, at)) if null in dataset and dataset[null].dims == field.dims else ""
+    value = field.values[at]
+    text = str(value) if field.dtype.kind in "UO" else short(_number(field.values, at))
+    return Cell(text, small="" if beside == "none" else beside)
+
+
+def _number(values: np.ndarray, at: int) -> float:
+    row = np.asarray(values[at], dtype=float)
+    return float(np.median(row)) if row.ndim else float(row)
+
+
+def _line(name: str, field: "xarray.DataArray") -> str:
+    unit = f" {field.attrs['unit']}" if field.attrs.get("unit") else ""
+    if not field.dims:
+        value = field.values.item()
+        return f"{name}: {short(float(value)) if isinstance(value, int | float) else value}{unit}"
+    axes = ", ".join(f"{axis} {size}" for axis, size in zip(field.dims, field.shape, strict=True))
+    if field.dtype.kind not in "fiub" or not np.isfinite(np.asarray(field.values, dtype=float)).any():
+        return f"{name} ({axes})"
+    values = np.asarray(field.values, dtype=float)
+    ends = " to ".join(short(float(end(values))) for end in (np.nanmin, np.nanmedian, np.nanmax))
+    return f"{name} ({axes}): least, median and largest {ends}{unit}"

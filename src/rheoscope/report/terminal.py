@@ -1,0 +1,88 @@
+"""Answers in the terminal: every block is printed as soon as what it needs is known."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from rheoscope.report.answers import Answers
+from rheoscope.report.blocks import Block, Cell, Lines, Table
+from rheoscope.report.jobs import Told
+from rheoscope.report.tell import text
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table as RichTable
+
+WIDE = 110
+"""Columns of a terminal that has room for nulls; the page and --json have them always."""
+
+
+class Terminal:
+    """Prints blocks in their order, each once; `hear` is told whenever something more is known."""
+
+    def __init__(self, console: "Console", tells: Sequence[Told], explain: bool = False) -> None:
+        self.console, self.explain = console, explain
+        self.waiting = [one for one in tells if not one.aside]
+
+    def hear(self, answers: Answers) -> None:
+        """Everything that can be told now, as long as nothing before it waits."""
+        while self.waiting and answers.asked(*self.waiting[0].needs):
+            for block in self.waiting.pop(0).blocks(answers):
+                self.show(block)
+
+    def begin(self, answers: Answers) -> None:
+        """The model and the text."""
+        self.console.print(text.model_line(answers), style="dim", markup=False)
+        if answers.trace is not None:
+            self.console.print(f"{len(answers.trace)} tokens: {' '.join(text.tokens(answers).words)}", markup=False)
+            self.console.print(f"massive tokens left out: {text.massive(answers)}", style="dim", markup=False)
+
+    def end(self, answers: Answers) -> None:
+        """What had no answer."""
+        for block in text.left_out(answers):
+            self.show(block)
+
+    def show(self, block: Block) -> None:
+        """One block; pictures, tokens and facts are for pages."""
+        match block:
+            case Table():
+                self.console.print(f"\n{block.heading}", markup=False)
+                self.console.print(rich_table(block, self.console.width >= WIDE))
+                if block.note:
+                    self.console.print(block.note, style="dim", markup=False)
+                if self.explain:
+                    self.console.print(explained(block))
+            case Lines():
+                self.console.print(f"\n{block.heading}", markup=False)
+                for line in block.lines:
+                    self.console.print(f"• {line}", markup=False)
+            case _:
+                pass
+
+
+def rich_table(block: Table, wide: bool = True) -> "RichTable":
+    """Columns of text to the left, numbers to the right; what is small only where there is room."""
+    from rich.table import Table as RichTable
+
+    table = RichTable(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for at, cell in enumerate(block.header):
+        last = at == len(block.header) - 1 and at in block.words
+        side: Literal["left", "right"] = "left" if at in block.words else "right"
+        table.add_column(cell.text, justify=side, no_wrap=True, overflow="ellipsis" if last else "fold",
+                         min_width=0 if last else len(cell.text))  # fmt: skip
+    for at, row in enumerate(block.rows):
+        table.add_row(*(_cell(cell, wide) for cell in row), end_section=at in block.ends)
+    return table
+
+
+def _cell(cell: Cell, wide: bool) -> "RenderableType":
+    from rich.text import Text
+
+    return Text.assemble(cell.text, (f" {cell.small:>4}", "dim")) if cell.small and wide else Text(cell.text)
+
+
+def explained(block: Table) -> "RenderableType":
+    """What every column means."""
+    from rich.text import Text
+
+    defined = [cell for cell in block.header if cell.title]
+    return Text("\n").join(Text.assemble((cell.text, "bold"), f": {cell.title}") for cell in defined)

@@ -1,0 +1,69 @@
+"""The certificate of our own models: a wrong description is refused, a right one passes and leaves no hook behind."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.attention.mask import Mask
+from rheoscope.attention.position import ALiBi, Position
+from rheoscope.attention.score import Gram
+from rheoscope.models.certificate import certify
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Heads, Norm, Turned
+from tests.models.cases import EVERY, model, network
+from tests.pretrained.cases import text
+
+F64 = torch.float64
+
+
+def broken(name: str, wrong: Callable[[Heads], Heads]) -> Any:
+    of = model(name)
+    return replace(of, view=replace(of.view, blocks=(of.view.blocks[0], wrong(of.view.blocks[1]))))
+
+
+def backwards(heads: Heads) -> Heads:
+    position: Any = heads.mechanism.position
+    return replace(heads, mechanism=replace(heads.mechanism, position=Turned(lambda x, at: position.turn(x, 50 - at))))
+
+
+FAULTS: list[tuple[str, str, Callable[[Heads], Heads]]] = [
+    ("wrong scale", "own", lambda h: replace(h, mechanism=replace(h.mechanism, score=Gram(scale=0.5)))),
+    ("no mask", "own", lambda h: replace(h, mechanism=replace(h.mechanism, mask=Mask()))),
+    ("no rotation", "own", lambda h: replace(h, mechanism=replace(h.mechanism, position=Position()))),
+    ("turned backwards", "own", backwards),
+    ("other slopes", "own_alibi", lambda h: replace(h, mechanism=replace(h.mechanism, position=ALiBi(torch.ones(4))))),
+    ("heads of W_O in another order", "own", lambda h: replace(h, W_O=h.W_O.flip(0))),
+    ("branch not folded", "own_branch", lambda h: replace(h, W_O=h.W_O / 0.4)),
+    ("branch not folded into b_O", "own_branch", lambda h: replace(h, b_O=h.b_O / 0.4)),
+    ("queries for keys", "own_biased", lambda h: replace(h, W_Q=h.W_K, W_K=h.W_Q)),
+    ("no bias of the norm", "own_biased", lambda h: replace(h, norm=replace(h.norm, bias=None))),
+    ("another norm", "own", lambda h: replace(h, norm=Norm())),
+    ("another mechanism", "own_metric", lambda h: replace(h, mechanism=replace(h.mechanism, score=Gram()))),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
+def test_a_wrong_description_is_refused(name: str, wrong: Callable[[Heads], Heads]) -> None:
+    with pytest.raises(RheoscopeError, match=r"does not reproduce this model \(.*\); .* report"):
+        certify(broken(name, wrong))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_right_description_passes(name: str) -> None:
+    for dtype, within in ((torch.float32, 1e-5), (F64, 1e-9)):
+        found = model(name, dtype).view.facts["certificate"]
+        assert found.tokens == 8
+        assert max(found.weights, found.closure, found.operators) <= within
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in network(name).modules())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_half_precision_is_certified(name: str) -> None:
+    of = rs.load(copy.deepcopy(network(name)), dtype="bfloat16")
+    assert of.view.facts["certificate"].dtype == of.view.facts["dtype"] == "bfloat16"
+    assert of.trace(text()).points.dtype is torch.bfloat16
