@@ -1,6 +1,6 @@
 """What an analysis found as a picture, and the picture by two hands: `plot` for papers, `show` for notebooks.
 
-The file in `plot/` that has the analysis's name says what the picture shows.
+The file in `plot/` that has the analysis's name says what the picture shows; without such a file it follows from the fields.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Picture
+from rheoscope.report.plot import fields
 from rheoscope.report.tokens import Words
 from rheoscope.shapes import RheoscopeError
 
@@ -60,9 +61,10 @@ def picture_of(dataset: "xarray.Dataset", words: Words | None = None, types: "xa
     >>> picture_of(rs.transport(rs.load().trace("The keys to the cabinet are"))).title
     'Must tokens stay themselves?'
     """
-    draw = _from_file(dataset, "picture")
-    if draw is None:
-        raise RheoscopeError(f"there is no picture of {dataset.attrs['analysis']!r}; type rs.table(dataset)")
+    several = "left_out" in getattr(
+        dataset, "attrs", {}
+    )  # means over texts, as rs.over_texts gives them, lack some fields
+    draw: Callable[..., Picture] = _from_file(dataset, "over_texts" if several else "picture") or fields.picture
     takes, given = signature(draw).parameters, {"words": words, "types": types}
     return draw(dataset, **{name: value for name, value in given.items() if name in takes})
 

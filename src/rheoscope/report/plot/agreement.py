@@ -1,5 +1,6 @@
 """Does attention read similarity? Agreement of every head, raw and controlled side by side, heads beyond their null framed."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,6 @@ CAPTION = (
 MAPS = {
     "agreement": "Agreement, given distance and length",
     "z": "How far beyond random heads (z)",
-    "agreement_z": "How far beyond random heads (z)",
     "agreement_raw": "Agreement, raw",
     "agreement_untrained": "The same as the first, untrained",
     "position_baseline": "Position alone",
@@ -34,16 +34,13 @@ LINES = {
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
-    """Maps of all heads and medians over depth, beside the null and the untrained control where there are any.
-
-    Draws one text, and means over several (`rs.over_texts(rs.agreement, traces)`).
-    """
+    """Maps of all heads and medians over depth, beside the null and the untrained control where there are any."""
     maps = [
         head_map(
             title,
             dataset[name].attrs["definition"],
             dataset[name].values,
-            (-5.0, 5.0) if name.endswith("z") else (-1.0, 1.0),
+            (-5.0, 5.0) if name == "z" else (-1.0, 1.0),
             beyond(dataset) if name == "agreement" else frozenset(),
             under_pointer(dataset) if name == "agreement" else {},
             types,
@@ -58,15 +55,23 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
     return Picture("Does attention read similarity?", caption, (*maps, over))
 
 
+def over_texts(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
+    """The same of means over several texts (`rs.over_texts(rs.agreement, traces)`), with their intervals under the pointer."""
+    names = {"agreement_z": "z", "agreement_q_value": "q_value"}
+    drawn = picture(dataset.rename({old: new for old, new in names.items() if old in dataset}), types)
+    return replace(drawn, title=f"{drawn.title} Means over {dataset.attrs['texts']} texts")
+
+
 def beyond(dataset: "xarray.Dataset") -> frozenset[tuple[int, int]]:
     """The heads beyond their null at a false discovery rate of 5 %."""
-    found = [dataset[name].values for name in ("q_value", "agreement_q_value") if name in dataset]
-    return frozenset((int(a), int(b)) for values in found for a, b in np.argwhere(values <= 0.05))
+    if "q_value" not in dataset:
+        return frozenset()
+    return frozenset((int(a), int(b)) for a, b in np.argwhere(dataset.q_value.values <= 0.05))
 
 
 def under_pointer(dataset: "xarray.Dataset") -> dict[str, np.ndarray]:
-    """What the tip of a head adds: z, and over several texts both ends of the interval."""
-    names = {"z": "z", "agreement_z": "z", "agreement_low": "from", "agreement_high": "to"}
+    """What the tip of a head adds: z, and both ends of the interval of a mean."""
+    names = {"z": "z", "agreement_low": "from", "agreement_high": "to"}
     return {said: dataset[name].values for name, said in names.items() if name in dataset}
 
 
