@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import positions
+from rheoscope.attention.definition import positions
 from rheoscope.covers.scores import permitted, side
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import checked, components

@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rheoscope.attention.mechanism import Masked, Mechanism
-from rheoscope.attention.position import Position
+from rheoscope.attention.definition import Masked
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.position import NoPosition
 from rheoscope.models.config import Config
 from rheoscope.models.pairs import END, SPECIALS, START
 from rheoscope.models.transformer import (
@@ -233,7 +234,7 @@ def _heads(block: Any, attention: Any, rows: Rows, mechanism: Mechanism, project
 def mechanism_of(attention: SelfAttention, stack: Stack) -> Mechanism:
     """The module's own mechanism, with what the stack gives to every call: the rotation or the bias between tokens."""
     rotary = stack.place.kind == "rotary"
-    position = Turned(partial(turn, stack)) if rotary else stack.place.between() or Position()
+    position = Turned(partial(turn, stack)) if rotary else stack.place.between() or NoPosition()
     return replace(attention.mechanism.current(), position=position)
 
 

@@ -16,11 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rheoscope.attention.mask import Mask, Padding, as_mask
+from rheoscope.attention.mask import Mask, NoMask, Padding, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
-from rheoscope.attention.normaliser.dropped import Dropped
-from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import ALiBi, Buckets, Position, alibi_slopes, sinusoidal_table
 from rheoscope.attention.zoo import ZOO
 from rheoscope.attention.zoo import mechanism as named
@@ -230,7 +228,7 @@ class CrossAttention(nn.Module):
         self.ask = nn.Linear(config.width, self.heads * self.head_width, bias=config.bias)
         self.read = nn.Linear(config.width, 2 * self.kv_heads * self.head_width, bias=config.bias)
         self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
-        self.mechanism, self.dropped = attention_of(config, Mask()), config.attention_dropout
+        self.mechanism, self.dropped = attention_of(config, NoMask()), config.attention_dropout
 
     def forward(self, u: Cloud, memory: Memory, across: Mask | None = None, cache: LayerCache | None = None) -> Cloud:
         q = self.ask(u).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
@@ -252,7 +250,7 @@ def attend(
 
 def dropping(mechanism: Mechanism, share: float) -> Mechanism:
     """The mechanism with a share of its weights dropped: while it trains."""
-    return replace(mechanism, normaliser=Dropped(share)) if share else mechanism
+    return replace(mechanism, normaliser=mechanism.normaliser.dropping(share)) if share else mechanism
 
 
 def attention_of(config: Config, mask: Mask) -> Attention:
@@ -261,7 +259,8 @@ def attention_of(config: Config, mask: Mask) -> Attention:
         raise RheoscopeError(f"unknown mechanism {config.mechanism!r}; type one of {', '.join(ZOO)}")
     width = {"dim": config.head_width} if ZOO[config.mechanism].needs_dim else {}
     attention = Attention(named(config.mechanism, **(width | config.options)).under(mask))
-    if config.attention_dropout and type(attention.mechanism.normaliser) is not Softmax:
+    fused = attention.mechanism.normaliser.fused
+    if config.attention_dropout and (fused is None or not fused.bare):
         raise RheoscopeError(
             f"attention_dropout drops weights of a softmax, {config.mechanism!r} has "
             f"{type(attention.mechanism.normaliser).__name__}; type attention_dropout=0"
