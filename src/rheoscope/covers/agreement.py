@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import Mechanism, for_every_head, scores
+from rheoscope.attention.definition import for_every_head, scores
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.reading import Read, layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field

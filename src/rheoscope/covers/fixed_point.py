@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import reference
+from rheoscope.attention.definition import reference
 from rheoscope.covers.reading import provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset

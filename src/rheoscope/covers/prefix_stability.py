@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.attention.mechanism import Mechanism, scores
+from rheoscope.attention.definition import scores
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.agreement import AT_ONCE, sides
 from rheoscope.covers.reading import Read, provenance, read
 from rheoscope.shapes import RheoscopeError

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.mechanism import positions
+from rheoscope.attention.definition import positions
 from rheoscope.covers.reading import layer_from_end
 from rheoscope.covers.scores import permitted, side
 from rheoscope.shapes import RheoscopeError

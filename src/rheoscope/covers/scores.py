@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import for_every_head, positions
+from rheoscope.attention.definition import for_every_head, positions
 from rheoscope.covers.operators import positive_share
 from rheoscope.covers.reading import provenance
 from rheoscope.shapes import RheoscopeError

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.zoo import ZOO
 from rheoscope.attention.zoo import mechanism as named
 from rheoscope.shapes import RheoscopeError
@@ -118,7 +117,7 @@ class Config:
                 f"a mechanism reads queries of head_width={self.head_width}, got options with a dim; type head_width=…"
             )
         normaliser = self.attention().normaliser
-        if self.attention_dropout and type(normaliser) is not Softmax:
+        if self.attention_dropout and (normaliser.fused is None or not normaliser.fused.bare):
             raise RheoscopeError(
                 f"attention_dropout drops weights of a softmax, {self.mechanism!r} has {type(normaliser).__name__}; "
                 "type attention_dropout=0"

@@ -19,7 +19,6 @@ from rheoscope.attention.cache import Answering, Cache, Remembered
 from rheoscope.attention.mask import Mask, Padding, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
-from rheoscope.attention.normaliser.dropped import Dropped
 from rheoscope.attention.position import Position, Turn
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
@@ -252,7 +251,7 @@ def attend(
 
 def dropping(mechanism: Mechanism, share: float) -> Mechanism:
     """The mechanism with a share of its weights dropped: while it trains."""
-    return replace(mechanism, normaliser=Dropped(share)) if share else mechanism
+    return replace(mechanism, normaliser=mechanism.normaliser.dropping(share)) if share else mechanism
 
 
 class FFN(nn.Module):
