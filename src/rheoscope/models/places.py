@@ -20,6 +20,7 @@ from rheoscope.attention.position import (
     HALVES,
     ALiBi,
     Buckets,
+    NoPosition,
     Position,
     Turn,
     alibi_slopes,
