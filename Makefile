@@ -1,5 +1,5 @@
 # make demo   install what it takes and do the main job        make test   install what tests need, run them all
-# A GPU user adds TORCH=cuda once (.venv remembers it); PYTHON=... picks an interpreter; ARGS=... goes to pytest.
+# A GPU user adds TORCH=cuda once (.venv remembers it); PYTHON=... picks an interpreter; ARGS=... goes to pytest (and make bench)
 PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 TORCH  ?= auto
@@ -48,7 +48,7 @@ wheel:
 
 bench:
 	$(INSTALL) test
-	@set -e; for name in attention_cpu trace; do echo "== $$name"; $(BIN)python benchmarks/$$name.py; done
+	@set -e; for name in attention_cpu trace; do echo "== $$name"; $(BIN)python benchmarks/$$name.py $(ARGS); done
 
 # TransformerLens and nnsight in a venv of their own (.peers), and the cost of seeing beside theirs.
 peers:

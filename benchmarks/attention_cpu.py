@@ -1,26 +1,35 @@
 """Mechanisms on the CPU against torch's fused dot-product attention and against their own materialised form.
 
     python benchmarks/attention_cpu.py            all of it, about three minutes
-    python benchmarks/attention_cpu.py --quick    fewer rounds
+    python benchmarks/attention_cpu.py --quick    fewer rounds (--smallest: seconds, nothing stored)
 
 Prints a ratio a row (speed of ours / speed of the peer, medians of interleaved rounds, +- half the interquartile
 range) and stores results/attention_cpu.json.
 """
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from timing import interleaved, keep, peak_bytes, ratio
+from timing import arguments, interleaved, keep, peak_bytes, ratio
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import rheoscope as rs
 
-N, D, HEADS = 2048, 64, 8
-LONG = 16384
-ROUNDS = 7 if "--quick" in sys.argv else 21
+D, HEADS = 64, 8
 BLOCKED = ["sigmoid", "relu", "kernel_laplace", "kernel_polynomial", "sparsemax", "entmax15", "hard"]
+MEASURED = [("sigmoid", False), ("sigmoid", True), ("entmax15", False), ("entmax15", True)]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Tokens where times are compared, tokens where memory is, rounds, and what memory is measured of."""
+
+    n: int = 2048
+    long: int = 16384
+    rounds: int = 21
+    measured: Sequence[tuple[str, bool]] = tuple(MEASURED)
 
 
 def tokens(n: int, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,7 +49,7 @@ def with_backward(run: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], o
     return lambda: torch.autograd.grad(run(*inputs).sum(), inputs)
 
 
-def against_sdpa() -> list[dict[str, object]]:
+def against_sdpa(size: Size) -> list[dict[str, object]]:
     """bilinear, cosine and the metric beside plain scaled_dot_product_attention, with and without mask and backward."""
     makers = {
         "bilinear": rs.mechanism("bilinear", dim=D),
@@ -49,21 +58,21 @@ def against_sdpa() -> list[dict[str, object]]:
     }
     rows = []
     for what, wrap, grad in (("forward", forward, False), ("forward+backward", with_backward, True)):
-        q, k, v = tokens(N, grad)
+        q, k, v = tokens(size.n, grad)
         for mask in ("none", "causal"):
             methods = {"sdpa": wrap(lambda q, k, v, mask=mask: sdpa(q, k, v, is_causal=mask == "causal"), q, k, v)}
             for name, mechanism in makers.items():
                 methods[name] = wrap(lambda q, k, v, f=mechanism, mask=mask: f(q, k, v, mask=mask), q, k, v)
-            seconds = interleaved(methods, ROUNDS)
+            seconds = interleaved(methods, size.rounds)
             rows += [row(name, what, mask, "sdpa", *ratio(seconds, name, "sdpa")) for name in makers]
     return rows
 
 
-def against_materialised() -> list[dict[str, object]]:
+def against_materialised(size: Size) -> list[dict[str, object]]:
     """blocks beside the same mechanism with all scores held, where both fit."""
     rows = []
     for what, wrap, grad in (("forward", forward, False), ("forward+backward", with_backward, True)):
-        q, k, v = tokens(N, grad)
+        q, k, v = tokens(size.n, grad)
         for name in BLOCKED:
             mechanism = rs.mechanism(name)
             if grad and not mechanism.domain.differentiable:
@@ -72,29 +81,30 @@ def against_materialised() -> list[dict[str, object]]:
                 low: wrap(lambda q, k, v, low=low, f=mechanism: f(q, k, v, mask="causal", lowering=low), q, k, v)
                 for low in ("blocks", "reference")
             }
-            seconds = interleaved(methods, max(3, ROUNDS // 5), warm=1)
+            seconds = interleaved(methods, max(3, size.rounds // 5), warm=1)
             rows.append(row(f"{name} blocks", what, "causal", "materialised", *ratio(seconds, "blocks", "reference")))
     return rows
 
 
-def memory() -> list[dict[str, object]]:
-    """Peak memory of blocks at 16k tokens, as a share of one table of scores (the least a materialised form holds)."""
-    table = HEADS * LONG * LONG * 4
+def memory(size: Size) -> list[dict[str, object]]:
+    """Peak memory of blocks on a long text, as a share of one table of scores (the least a materialised form holds)."""
+    table = HEADS * size.long**2 * 4
     rows = []
-    for name, backward in (("sigmoid", False), ("sigmoid", True), ("entmax15", False), ("entmax15", True)):
+    for name, backward in size.measured:
         script = (
             "import torch, rheoscope as rs\n"
-            f"q, k, v = (torch.randn(1, {HEADS}, {LONG}, {D}, requires_grad={backward}) for _ in range(3))\n"
+            f"q, k, v = (torch.randn(1, {HEADS}, {size.long}, {D}, requires_grad={backward}) for _ in range(3))\n"
             f"f = rs.mechanism('{name}')\n"
-            "torch.set_grad_enabled(%s); f(q[:, :, :64], k[:, :, :64], v[:, :, :64], lowering='blocks')\n"
-            "ready = held()\n"
-            "o = f(q, k, v, mask='causal', lowering='blocks')\n" % backward
+            f"torch.set_grad_enabled({backward})\n"
+            "f(q[:, :, :64], k[:, :, :64], v[:, :, :64], lowering='blocks')\n"
+            "# measured\n"
+            "o = f(q, k, v, mask='causal', lowering='blocks')\n"
         ) + ("torch.autograd.grad(o.sum(), (q, k, v))\n" if backward else "")
         share = peak_bytes(script) / table
         what = "forward+backward" if backward else "forward"
         rows.append(
             {
-                "name": f"{name} blocks, {LONG} tokens",
+                "name": f"{name} blocks, {size.long} tokens",
                 "what": what,
                 "peer": "one table of scores",
                 "memory share": share,
@@ -112,6 +122,14 @@ def row(name: str, what: str, mask: str, peer: str, value: float, noise: float) 
     return {"name": name, "what": what, "mask": mask, "peer": peer, "ratio": value, "noise": noise}
 
 
+def main(words: Sequence[str] | None = None) -> None:
+    asked = arguments(__doc__).parse_args(words)
+    size = Size(16, 64, 2, MEASURED[1:2]) if asked.smallest else Size(rounds=7 if asked.quick else 21)
+    print(
+        f"speed relative to the peer, N = {size.n}, d = {D}, {HEADS} heads, float32, {torch.get_num_threads()} threads"
+    )
+    keep("attention_cpu", against_sdpa(size) + against_materialised(size) + memory(size), asked.smallest)
+
+
 if __name__ == "__main__":
-    print(f"speed relative to the peer, N = {N}, d = {D}, {HEADS} heads, float32, {torch.get_num_threads()} threads")
-    print("stored", keep("attention_cpu", against_sdpa() + against_materialised() + memory()))
+    main()

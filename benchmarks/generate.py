@@ -1,7 +1,7 @@
 """What it costs to make text and to learn: generation and a training step, beside Hugging Face's GPT-2 of the same shape.
 
     python benchmarks/generate.py             the default model's shape on the CPU, about five minutes
-    python benchmarks/generate.py --quick     fewer tokens, few rounds
+    python benchmarks/generate.py --quick     fewer tokens, few rounds (--smallest: seconds, nothing stored)
 
 Width 256, depth 6, 4 heads, vocabulary 4096: about 6 million random weights. "like for like" has GPT-2's own parts (learned
 positions, layer norm, biases, GELU, hidden 1024); "default" is what `rheoscope train` takes. Greedy, with caches, the
@@ -9,33 +9,37 @@ same number of new tokens; a training step is forward, backward and AdamW on 8 x
 ours over time of the peer, interleaved, medians: below 1 is faster.
 """
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from timing import interleaved, keep, ratio
+from timing import arguments, interleaved, keep, ratio
 from torch.nn.functional import cross_entropy
 
 from rheoscope.models.config import Config
 from rheoscope.models.generate import generate
 from rheoscope.models.transformer import Transformer
 
-QUICK = "--quick" in sys.argv
 PEER = "Hugging Face GPT-2"
 DEFAULT = Config(vocabulary=4096, width=256, depth=6, heads=4, context=512)
-LIKE_FOR_LIKE = DEFAULT.but(position="learned", norm="layer", ffn="gelu", bias=True, hidden=1024)
+SMALLEST = Config(vocabulary=64, width=16, depth=1, heads=2, context=32)
 
 
-def peer() -> torch.nn.Module:
+def like_for_like(shape: Config) -> Config:
+    return shape.but(position="learned", norm="layer", ffn="gelu", bias=True, hidden=4 * shape.width)
+
+
+def peer(shape: Config) -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_positions=512, n_embd=256, n_layer=6, n_head=4, **off)).eval()
+    same = {"n_embd": shape.width, "n_layer": shape.depth, "n_head": shape.heads}
+    config = GPT2Config(vocab_size=shape.vocabulary, n_positions=shape.context, **same, **off)
+    return GPT2LMHeadModel(config).eval()
 
 
-def ours() -> dict[str, Transformer]:
+def ours(shape: Config) -> dict[str, Transformer]:
     torch.manual_seed(0)
-    return {"like for like": Transformer(LIKE_FOR_LIKE).eval(), "default": Transformer(DEFAULT).eval()}
+    return {"like for like": Transformer(like_for_like(shape)).eval(), "default": Transformer(shape).eval()}
 
 
 def against(what: str, methods: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, object]]:
@@ -49,9 +53,9 @@ def against(what: str, methods: dict[str, Callable[[], object]], rounds: int) ->
     return [row for row in rows if row["name"] != PEER]
 
 
-def made(texts: int, prompt: int, tokens: int, rounds: int) -> list[dict[str, object]]:
+def made(shape: Config, texts: int, prompt: int, tokens: int, rounds: int) -> list[dict[str, object]]:
     """Greedy text. Theirs twice: `generate`, and a bare loop over its forward, which has less to do for a token."""
-    theirs, ids = peer(), torch.randint(0, 4096, (texts, prompt))
+    theirs, ids = peer(shape), torch.randint(0, shape.vocabulary, (texts, prompt))
 
     def whole() -> None:
         theirs.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0)
@@ -64,19 +68,19 @@ def made(texts: int, prompt: int, tokens: int, rounds: int) -> list[dict[str, ob
             past, last = out.past_key_values, out.logits[:, -1:].argmax(-1)
 
     methods = {
-        name: lambda model=model: generate(model, ids, tokens, temperature=0.0) for name, model in ours().items()
+        name: lambda model=model: generate(model, ids, tokens, temperature=0.0) for name, model in ours(shape).items()
     }
     what = f"{texts} x ({prompt} + {tokens}) tokens"
     rows = against(f"{what}, generate", methods | {PEER: whole}, rounds)
     return rows + against(f"{what}, bare loop", methods | {PEER: bare}, rounds)
 
 
-def trained(rounds: int) -> list[dict[str, object]]:
-    ids = torch.randint(0, 4096, (8, 257))
-    theirs = peer().train()
-    methods = {name: learner(model.train(), model, ids) for name, model in ours().items()}
+def trained(shape: Config, rounds: int) -> list[dict[str, object]]:
+    ids = torch.randint(0, shape.vocabulary, (8, shape.context // 2 + 1))
+    theirs = peer(shape).train()
+    methods = {name: learner(model.train(), model, ids) for name, model in ours(shape).items()}
     methods[PEER] = learner(theirs, lambda x: theirs(input_ids=x, use_cache=False).logits, ids)
-    return against("a training step on 8 x 256 tokens", methods, rounds)
+    return against(f"a training step on 8 x {shape.context // 2} tokens", methods, rounds)
 
 
 def learner(model: torch.nn.Module, logits: Callable[..., torch.Tensor], ids: torch.Tensor) -> Callable[[], None]:
@@ -90,8 +94,14 @@ def learner(model: torch.nn.Module, logits: Callable[..., torch.Tensor], ids: to
     return step
 
 
+def main(words: Sequence[str] | None = None) -> None:
+    asked = arguments(__doc__).parse_args(words)
+    shape, tokens, rounds = (DEFAULT, 64, 3) if asked.quick else (DEFAULT, 256, 9)
+    if asked.smallest:
+        shape, tokens, rounds = SMALLEST, 4, 2
+    rows = made(shape, 1, 16, tokens, rounds) + made(shape, 8, 16, tokens, rounds)
+    keep("generate", rows + trained(shape, rounds), asked.smallest)
+
+
 if __name__ == "__main__":
-    rounds = 3 if QUICK else 9
-    tokens = 64 if QUICK else 256
-    rows = made(1, 16, tokens, rounds) + made(8, 16, tokens, rounds)
-    print("stored", keep("generate", rows + trained(rounds)))
+    main()

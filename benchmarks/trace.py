@@ -1,31 +1,48 @@
 """What it costs to see: a trace beside the bare forward, statistics of all weights, operators beside dense SVDs, memory.
 
     python benchmarks/trace.py             GPT-2-small shape on the CPU, about five minutes
-    python benchmarks/trace.py --quick     64 and 256 tokens, few rounds
+    python benchmarks/trace.py --quick     64 and 256 tokens, few rounds (--smallest: seconds, nothing stored)
     python benchmarks/trace.py --cuda      GPT-2-medium shape, 16 x 1024 tokens, bfloat16
     make peers                             the same on the CPU, with TransformerLens and nnsight beside it
 
 Random weights of the right shape. Ratios are time of ours over time of the peer, interleaved, medians: below 1 is faster.
 """
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from peers import INSTALLED, SEERS
-from timing import interleaved, keep, peak_bytes, ratio
+from timing import arguments, interleaved, keep, peak_bytes, ratio
 
 import rheoscope as rs
 
-QUICK = "--quick" in sys.argv
-SMALL = "dict(n_layer=12, n_head=12, n_embd=768)"
+SMALL = "dict(n_layer=12, n_head=12, n_embd=768, n_positions=1024)"
+TINY = "dict(n_layer=2, n_head=2, n_embd=8, n_positions=32, vocab_size=50, bos_token_id=0, eos_token_id=0)"
+MEDIUM = "dict(n_layer=24, n_head=16, n_embd=1024, n_positions=1024)"
 
 
-def network(shape: str, context: int = 1024) -> torch.nn.Module:
+@dataclass(frozen=True)
+class Size:
+    """A shape of GPT-2, (tokens, rounds) where times are compared, tokens where memory is, far more for a trace alone, fresh processes."""
+
+    shape: str = SMALL
+    timed: Sequence[tuple[int, int]] = ((64, 15), (256, 9), (1024, 5))
+    measured: int = 1024
+    long: int | None = 16384
+    fresh: bool = True
+
+
+FULL = Size()
+QUICK = replace(FULL, timed=FULL.timed[:2], long=None)
+SMALLEST = Size(TINY, timed=((8, 2),), measured=16, long=None, fresh=False)
+
+
+def network(shape: str) -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(**eval(shape), n_positions=context)).eval()
+    return GPT2LMHeadModel(GPT2Config(**eval(shape))).eval()
 
 
 def row(name: str, tokens: int, peer: str, value: float, noise: float) -> dict[str, object]:
@@ -44,12 +61,12 @@ def against(methods: dict[str, Callable[[], object]], peer: str, tokens: int, ro
     return rows
 
 
-def cpu() -> list[dict[str, object]]:
-    bare = network(SMALL)
+def cpu(size: Size) -> list[dict[str, object]]:
+    bare = network(size.shape)
     model, seers = rs.load(bare), {name: make(bare) for name, make in SEERS.items()}
     rows = []
-    for n, rounds in ((64, 15), (256, 9), (1024, 5))[: 2 if QUICK else 3]:
-        ids = torch.randint(0, 50257, (n,))
+    for n, rounds in size.timed:
+        ids = torch.randint(0, bare.config.vocab_size, (n,))
         trace = model.trace(ids)
 
         def forward(ids: torch.Tensor = ids) -> None:
@@ -60,7 +77,7 @@ def cpu() -> list[dict[str, object]]:
             "bare forward": forward,
             "trace": lambda ids=ids: model.trace(ids),
             "trace with logits": lambda ids=ids: model.trace(ids, logits=True),
-            "statistics of all weights": lambda trace=trace: [trace.statistics(layer) for layer in range(12)],
+            "statistics of all weights": lambda trace=trace: [trace.statistics(at) for at in range(model.view.layers)],
             **{name: lambda see=see, ids=ids: see(ids[None]) for name, see in seers.items()},
         }
         rows += against(methods, "bare forward", n, rounds)
@@ -68,38 +85,39 @@ def cpu() -> list[dict[str, object]]:
 
 
 def operators(model: object) -> list[dict[str, object]]:
-    """All 144 heads from r x r matrices, beside the singular values of the dense matrices of one layer (times twelve)."""
-    heads = model.view.blocks[0]
+    """All heads from r x r matrices, beside the singular values of the dense matrices of one layer (times the layers)."""
+    heads, layers = model.view.blocks[0], model.view.layers
+    ours = f"operators of {layers * heads.count} heads"
     methods = {
         "dense SVDs, one layer": lambda: torch.linalg.svdvals(torch.stack([heads.M().dense(), heads.F().dense()])),
-        "operators of 144 heads": lambda: rs.operators(model.view),
+        ours: lambda: rs.operators(model.view),
     }
     seconds = interleaved(methods, 3, warm=1)
-    speed, noise = ratio(seconds, "operators of 144 heads", "dense SVDs, one layer")
+    speed, noise = ratio(seconds, ours, "dense SVDs, one layer")
     return [
         row(
-            "operators of 144 heads",
+            ours,
             0,
-            "dense SVDs of 144 heads (12 x one layer)",
-            1 / speed / 12,
-            noise / speed**2 / 12,
+            f"dense SVDs of {layers * heads.count} heads ({layers} x one layer)",
+            1 / speed / layers,
+            noise / speed**2 / layers,
         )
     ]
 
 
-def memory() -> list[dict[str, object]]:
+def memory(size: Size) -> list[dict[str, object]]:
     """Peak memory above the weights: a trace, beside tools that keep all states and weights."""
     start = (
         "import torch, rheoscope as rs\nfrom transformers import GPT2Config, GPT2LMHeadModel\nfrom peers import SEERS\n"
-        f"net = GPT2LMHeadModel(GPT2Config(**{SMALL}, n_positions={{context}})).eval()\n"
-        "ids = torch.randint(0, 50257, ({n},))\n"
+        f"net = GPT2LMHeadModel(GPT2Config(**{size.shape} | dict(n_positions={{n}}))).eval()\n"
+        "ids = torch.randint(0, net.config.vocab_size, ({n},))\n"
     )
     ours = start + "model = rs.load(net)\n# measured\ntrace = model.trace(ids)\n"
     theirs = {name: start + f"see = SEERS['{name}'](net)\n# measured\nseen = see(ids[None])\n" for name in SEERS}
-    cases = [("trace", ours, 1024), *((name, script, 1024) for name, script in theirs.items()), ("trace", ours, 16384)]
+    cases = [(name, script, size.measured) for name, script in ({"trace": ours} | theirs).items()]
     rows = []
-    for name, script, n in cases[: len(cases) - QUICK]:
-        used = peak_bytes(script.format(n=n, context=max(n, 1024)))
+    for name, script, n in cases + ([] if size.long is None else [("trace", ours, size.long)]):
+        used = peak_bytes(script.format(n=n), size.fresh)
         print(f"{name:44s} {n:6d} tokens   {used / 2**20:8.0f} MiB above the weights", flush=True)
         rows.append({"name": name, "tokens": n, "bytes above the weights": used})
     return rows
@@ -107,7 +125,7 @@ def memory() -> list[dict[str, object]]:
 
 def cuda() -> list[dict[str, object]]:
     """GPT-2-medium shape, 16 x 1024 tokens, bfloat16: absolute times, on the GPU alone."""
-    bare = network("dict(n_layer=24, n_head=16, n_embd=1024)").to("cuda", torch.bfloat16)
+    bare = network(MEDIUM).to("cuda", torch.bfloat16)
     model = rs.load(bare)
     batch = list(torch.randint(0, 50257, (16, 1024)))
     stacked = torch.stack(batch).cuda()
@@ -136,8 +154,16 @@ def cuda() -> list[dict[str, object]]:
     return rows
 
 
-if __name__ == "__main__":
-    if "--cuda" in sys.argv:
-        print("stored", keep("trace_cuda", cuda()))
+def main(words: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--cuda", action="store_true", help="on a GPU")
+    asked = parser.parse_args(words)
+    if asked.cuda:
+        keep("trace_cuda", cuda(), asked.smallest)
     else:
-        print("stored", keep("trace_and_peers" if INSTALLED else "trace", cpu() + memory()))
+        size = SMALLEST if asked.smallest else QUICK if asked.quick else FULL
+        keep("trace_and_peers" if INSTALLED else "trace", cpu(size) + memory(size), asked.smallest)
+
+
+if __name__ == "__main__":
+    main()

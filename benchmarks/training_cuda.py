@@ -1,19 +1,21 @@
 """A training step of a 124M decoder on a GPU: model-FLOP utilisation, beside nanoGPT's model at the same shape.
 
     python benchmarks/training_cuda.py --nanogpt PATH/TO/nanoGPT/model.py [--batch 32]
+    python benchmarks/training_cuda.py --smallest     a small decoder, few steps, nothing stored
 
 Both: GPT-2's shape, 1024 tokens, bfloat16 autocast, torch.compile, fused AdamW, no dropout, the same random tokens; steps
 interleaved in one process. FLOPs of a step: 6 parameters tokens + 12 layers tokens² width / 2 (causal), as in `rs.transformer_cost`.
 """
 
-import argparse
 import importlib.util
 import statistics
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import interleaved, keep, ratio
+from timing import arguments, interleaved, keep, ratio
 
 from rheoscope.models.optimiser import optimisers
 from rheoscope.models.recipes import gpt2
@@ -56,19 +58,22 @@ def stepper(loss: Any, model: torch.nn.Module, adamw: torch.optim.Optimizer) -> 
     return step
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
+def main(words: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__)
     parser.add_argument("--nanogpt", type=Path)
     parser.add_argument("--batch", type=int, default=32)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     torch.set_float32_matmul_precision("high")
-    recipe, (x, y) = gpt2(), torch.randint(0, 50257, (2, options.batch, 1024), device="cuda").unbind()
+    recipe = gpt2()
+    if options.smallest:
+        recipe = replace(recipe, config=recipe.config.but(width=128, depth=2, heads=2))
+    x, y = torch.randint(0, 50257, (2, options.batch, 1024), device="cuda").unbind()
     step, parameters = ours(recipe)
     methods = {"rheoscope": lambda: step(x, y)}
     if options.nanogpt:
         peer = nanogpt(recipe, options.nanogpt)
         methods["nanoGPT"] = lambda: peer(x, y)
-    seconds = interleaved(methods, rounds=25, warm=5)
+    seconds = interleaved(methods, rounds=5 if options.quick or options.smallest else 25, warm=5)
     config, tokens = recipe.config, options.batch * 1024
     flops = 6 * parameters * tokens + 6 * config.depth * tokens * 1024 * config.width
     rows = []
@@ -84,7 +89,7 @@ def main() -> None:
         speed, noise = ratio(seconds, "rheoscope", "nanoGPT")
         print(f"speed of rheoscope over nanoGPT: {speed:.3f} +- {noise:.3f}")
         rows.append({"name": "rheoscope over nanoGPT", "speed": speed, "noise": noise})
-    print("stored", keep("training_cuda", rows))
+    keep("training_cuda", rows, options.smallest)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
 """Exact transport of the clouds of a real model, beside scipy and POT: solver time, and the whole analysis.
 
     python benchmarks/transport.py MODEL_DIRECTORY TEXT_FILE [--quick]
+    python benchmarks/transport.py --smallest     the default model on a sentence
 
 Consecutive layers and strides of 2, 4, … layers, 256 and 1024 tokens, massive tokens dropped. Cost matrices are given to all
 solvers. Ratios are time of ours over time of the peer, summed over pairs of clouds: below 1 is faster; the worst pair beside it.
 The whole is solver and cost matrix, beside scipy's solver with our cost matrices and with those of its own `cdist`.
 """
 
-import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import ot
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
-from timing import keep
+from timing import arguments, keep, model_and_text
 
 import rheoscope as rs
 from rheoscope.flow.cloud import clouds
@@ -61,11 +61,11 @@ def pot_cost(table: np.ndarray) -> float:
     return float(ot.emd2(uniform, uniform, table, numItermax=10_000_000))
 
 
-def main() -> None:
-    model, text = rs.load(sys.argv[1]), Path(sys.argv[2]).read_text()
-    peers = {"scipy": scipy_cost, "POT": pot_cost}
+def main(words: Sequence[str] | None = None) -> None:
+    asked, name, text = model_and_text(arguments(__doc__), words)
+    model, peers = rs.load(name), {"scipy": scipy_cost, "POT": pot_cost}
     rows = []
-    for tokens in (256, 1024)[: 1 if "--quick" in sys.argv else 2]:
+    for tokens in (256, 1024)[: 1 if asked.quick or asked.smallest else 2]:
         points = clouds(model.trace(model.ids(text[: 12 * tokens])[:tokens]), grain="layer").points.double()
         for stride in powers(len(points) - 1):
             found = compare(points, stride, peers)
@@ -82,7 +82,7 @@ def main() -> None:
             print(
                 {name: round(value, 8 if name == "difference" else 3) for name, value in rows[-1].items()}, flush=True
             )
-    print("stored", keep("transport", rows))
+    keep("transport", rows, asked.smallest)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,98 @@ def test_every_rule_can_fail(rule: Callable[[Path], list[str]], file: str, text:
 def test_no_rule_is_too_strict(rule: Callable[[Path], list[str]], file: str, text: str, tmp_path: Path) -> None:
     plant(tmp_path, file, text)
     assert rule(tmp_path) == []
+
+
+# The tree of README.md
+
+
+def tree_of(text: str) -> tuple[set[str], set[str]]:
+    """What the code block below "## The tree" names under src/rheoscope, and what the phrases of its folders may name.
+
+    A line is one or more names and a phrase; deeper lines lie in the folder above them. Names end in .py or a slash, or stand
+    before two spaces. The phrase of a folder may list its files: `lower/   HOW it runs: choose (which, and why) · sdpa`. Where
+    it says "one file per", any name of the tree may be one. Folders end in a slash, names are without .py.
+    """
+    lines = text.split("## The tree", 1)[1].split("```")[1].split("src/rheoscope/\n", 1)[1].splitlines()
+    named: set[str] = set()
+    listed: set[str] = set()
+    repeated: list[str] = []
+    above: dict[int, str] = {}
+    for line in takewhile(lambda line: line.startswith(" "), lines):
+        depth = len(line) - len(line.lstrip())
+        plain = re.match(r" *((?:\S+(?:\.py|/) +)+)(.*)", line) or re.match(r" *(.*?)  +(.*)", line)
+        names, phrase = plain.groups() if plain else (line, "")
+        above = {at: folder for at, folder in above.items() if at < depth}
+        room = "".join(above.values())
+        named |= {room + name.removesuffix(".py") for name in names.split()}
+        if names.strip().endswith("/"):
+            above[depth] = names.strip()
+            listed |= {room + names.strip() + word.removesuffix(".py") for word in re.findall(r"[\w.]+", phrase)}
+            repeated += [room + names.strip()] if "one file per" in phrase else []
+    listed |= {room + name.rpartition("/")[2] for room in repeated for name in named}
+    return named - {"__init__"}, listed
+
+
+def out_of_the_tree(source: Path, text: str) -> list[str]:
+    """Files and folders that the tree does not name, and names in it that are no file and no folder."""
+    files = [file.relative_to(source) for file in python_files(source) if file.name != "__init__.py"]
+    folders = {path.relative_to(source) for path in source.rglob("*/") if path.name != "__pycache__"} - {Path()}
+    here = {str(file.with_suffix("")) for file in files} | {f"{folder}/" for folder in folders}
+    named, listed = tree_of(text)
+    return sorted(here - named - listed) + sorted(named - here)
+
+
+def test_the_tree_of_the_readme_is_the_source() -> None:
+    assert out_of_the_tree(SOURCE, (ROOT / "README.md").read_text(encoding="utf-8")) == []
+
+
+TREE = """
+## The tree
+
+```
+src/rheoscope/
+  __init__.py        the names
+  shapes.py cli.py   the axes; the command
+  attention/         WHAT it computes
+    score.py           f(q, k)
+    lower/             HOW it runs: choose (which, and why) · sdpa
+  space/  one space
+    view       weights
+    trace.py state.py what a text is
+    plot/      one file per thing; bars.py for all
+tests/             mirrors src
+```
+"""
+PLANTED = [
+    "__init__.py", "shapes.py", "cli.py", "attention/score.py", "attention/lower/choose.py", "attention/lower/sdpa.py",
+    "space/view.py", "space/trace.py", "space/state.py", "space/plot/view.py", "space/plot/bars.py",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "fewer", "told"),
+    [
+        ([], [], []),
+        (["space/form.py"], [], ["space/form"]),
+        (["space/plot/score.py"], [], []),
+        (["space/plot/form.py"], [], ["space/plot/form"]),
+        (["mask.py"], [], ["mask"]),
+        (["attention/lower/blocks.py"], [], ["attention/lower/blocks"]),
+        (["covers/__init__.py"], [], ["covers/"]),
+        (["score.py"], [], ["score"]),
+        ([], ["cli.py"], ["cli"]),
+        ([], ["attention/score.py"], ["attention/score"]),
+        ([], ["space/state.py"], ["space/state"]),
+        ([], ["space/plot/bars.py", "space/plot/view.py"], ["space/plot/"]),
+    ],
+)
+def test_a_tree_that_is_not_the_source_is_seen(
+    more: list[str], fewer: list[str], told: list[str], tmp_path: Path
+) -> None:
+    for file in {*PLANTED, *more} - set(fewer):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert out_of_the_tree(tmp_path, TREE) == told
 
 
 # Light imports, each in a fresh interpreter

@@ -10,17 +10,49 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.unchecked
+Said = subprocess.CompletedProcess[str]
 
-def rheoscope(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rheoscope.cli", *words], capture_output=True, text=True, cwd=cwd, check=False
-    )
+
+def typed(*words: str, cwd: Path | None = None) -> Said:
+    """The command in a process of its own, as a shell starts it."""
+    command = [sys.executable, "-m", "rheoscope.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def rheoscope(*words: str, cwd: Path | None = None) -> Said:
+    """The same in this process, which has loaded torch once: its words, its directory, what it prints, how it exits."""
+    from rheoscope.cli import main
+
+    out, error, status = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        patch.setattr(sys, "argv", ["rheoscope", *words])
+        patch.chdir(cwd or Path.cwd())
+        try:
+            main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return subprocess.CompletedProcess(words, status, out.getvalue(), error.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--version"], 0),
+        (["--file", "nowhere.txt"], 1),
+        (["flow", "The keys to the cabinet", "--no-html"], 0),
+    ],
+)
+def test_a_shell_gets_what_the_tests_below_get(words: list[str], status: int, tmp_path: Path) -> None:
+    """The same words printed on the same side, and the same status, in a process of its own and in this one."""
+    one, other = typed(*words, cwd=tmp_path), rheoscope(*words, cwd=tmp_path)
+    assert one.returncode == other.returncode == status
+    assert (one.stdout, one.stderr) == (other.stdout, other.stderr)
+    assert "Traceback" not in one.stderr
 
 
 def test_version() -> None:
-    done = rheoscope("--version")
-    assert done.returncode == 0
-    assert done.stdout.startswith("rheoscope ")
+    assert rheoscope("--version").stdout.startswith("rheoscope ")
 
 
 def test_attention_prints_writes_and_keeps_every_number(tmp_path: Path) -> None:
@@ -84,21 +116,6 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
     assert set(told) == flow | {"agreement", "torn", "head_types", "operators", "findings", "findings_covers"}
     assert told["findings"]["attrs"]["tested"] > 5
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
-
-
-def test_covers_stand_beside_an_untrained_model(tmp_path: Path) -> None:
-    """Another seed is another control, none is none; the model itself stays as it is."""
-    said = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
-    told = []
-    for words in (("--seed", "0"), ("--seed", "1"), ("--no-untrained",)):
-        done = rheoscope("covers", said, "--draws", "2", "--json", "c.json", *words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        told.append(json.loads((tmp_path / "c.json").read_text())["agreement"])
-        assert ("untrained" in done.stdout) == (words[0] == "--seed")
-    one, other, none = (one["data_vars"] for one in told)
-    assert one["agreement"] == other["agreement"] == none["agreement"]
-    assert one["agreement_untrained"] != other["agreement_untrained"]
-    assert "agreement_untrained" not in none
 
 
 def test_a_text_too_short_to_move_says_what_is_left_out(tmp_path: Path) -> None:
@@ -224,20 +241,31 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def here(words: list[str], models: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The command in this process: what is typed, with the directory of a model in the place of its name."""
-    from rheoscope.cli import main
+def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) -> None:
+    """Another seed is another control, none is none; the model itself stays as it is."""
+    covers = [
+        "covers",
+        "-m",
+        str(models / "far"),
+        "the keys to the cabinet are on the table in the hall",
+        "--draws",
+        "2",
+    ]
+    told = []
+    for words in (("--seed", "0"), ("--seed", "1"), ("--no-untrained",)):
+        done = rheoscope(*covers, "--json", "c.json", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads((tmp_path / "c.json").read_text())["agreement"])
+        assert ("untrained" in done.stdout) == (words[0] == "--seed")
+    one, other, none = (one["data_vars"] for one in told)
+    assert one["agreement"] == other["agreement"] == none["agreement"]
+    assert one["agreement_untrained"] != other["agreement_untrained"]
+    assert "agreement_untrained" not in none
 
-    typed = [str(models / word) if before == "-m" else word for before, word in zip(["", *words], words, strict=False)]
-    out, error, status = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
-        patch.setattr(sys, "argv", ["rheoscope", *typed])
-        patch.chdir(cwd)
-        try:
-            main()
-        except SystemExit as end:
-            status = int(end.code or 0)
-    return subprocess.CompletedProcess(typed, status, out.getvalue(), error.getvalue())
+
+def on(words: list[str], models: Path) -> list[str]:
+    """What is typed, with the directory of a model in the place of its name."""
+    return [str(models / word) if before == "-m" else word for before, word in zip(["", *words], words, strict=False)]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +324,7 @@ def here(words: list[str], models: Path, cwd: Path) -> subprocess.CompletedProce
 )
 def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Path, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("the keys to the cabinet " * 200)
-    done = here(words, models, tmp_path)
+    done = rheoscope(*on(words, models), cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -316,7 +344,7 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
 )
 def test_what_is_odd_has_a_defined_answer(words: list[str], says: str, models: Path, tmp_path: Path) -> None:
     """Equal tokens, one token, no unembedding, weights that jump."""
-    done = here(words, models, tmp_path)
+    done = rheoscope(*on(words, models), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert says in " ".join(done.stdout.split())
     assert done.stderr == ""

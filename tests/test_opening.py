@@ -159,6 +159,55 @@ def test_loading_the_object_again_changes_nothing() -> None:
     assert again.view.facts["weights"] == model("llama").view.facts["weights"]
 
 
+# How far it is
+
+
+def rising(told: list[tuple[int, int]]) -> bool:
+    done = [one for one, _ in told]
+    return done == sorted(done) and done[-1] == 100 and {total for _, total in told} == {100}
+
+
+@pytest.mark.parametrize("name", ["llama", "bert_bare"])
+def test_progress_rises_from_reading_to_the_proof(name: str, tmp_path: Path) -> None:
+    """A directory is read, hashed and proved; an object is hashed and proved. Being told changes nothing."""
+    told: list[tuple[int, int]] = []
+    saved(name, tmp_path)
+    of = rs.load(tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert rising(told)
+    assert any(done < 50 for done, _ in told)
+    assert any(50 < done < 75 for done, _ in told)
+    assert any(75 < done < 100 for done, _ in told)
+    assert of.view.facts["weights"] == model(name).view.facts["weights"]
+    told.clear()
+    rs.load(network(name), progress=lambda done, total: told.append((done, total)))
+    assert rising(told)
+    assert min(done for done, _ in told) >= 50
+
+
+def test_progress_of_our_own_models(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    ours.saved("own", tmp_path)
+    rs.load(tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert rising(told)
+    assert any(done < 50 for done, _ in told)
+
+
+def test_counting_gives_the_hook_back(tmp_path: Path) -> None:
+    """Whoever counted before us counts again, also after an error."""
+    from transformers.utils import logging
+
+    def before(bar, args, kw):
+        return bar(*args, **kw)
+
+    held = logging.set_tqdm_hook(before)
+    try:
+        rs.load(saved("gpt2", tmp_path))
+        with pytest.raises(rs.RheoscopeError):
+            rs.load(saved("llama", tmp_path / "wider", hidden_size=48))
+    finally:
+        assert logging.set_tqdm_hook(held) is before
+
+
 # Our own models
 
 

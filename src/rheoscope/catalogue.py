@@ -22,6 +22,16 @@ TABLE: dict[str, str] = {
     "purity": "rheoscope.flow.purity",
     "massive_tokens": "rheoscope.flow.massive_tokens",
     "energy": "rheoscope.flow.energy",
+    "scores": "rheoscope.covers.scores",
+    "agreement": "rheoscope.covers.agreement",
+    "distortion": "rheoscope.covers.distortion",
+    "distorted_pairs": "rheoscope.covers.distorted_pairs",
+    "stack": "rheoscope.covers.stack",
+    "operators": "rheoscope.covers.operators",
+    "composition": "rheoscope.covers.composition",
+    "head_types": "rheoscope.covers.head_types",
+    "score_attribution": "rheoscope.covers.score_attribution",
+    "prefix_stability": "rheoscope.covers.prefix_stability",
 }
 """Public name → file, in the order in which people read them."""
 

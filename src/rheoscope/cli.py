@@ -93,6 +93,7 @@ def flow_command(
     from rheoscope.flow.cloud import check_space
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
+    from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
     from rheoscope.shapes import RheoscopeError
 
@@ -100,11 +101,11 @@ def flow_command(
         raise RheoscopeError("--html and --no-html exclude each other; type one of them")
     check_space(space)
     said, files = text_of(text, file), command.Files(json, csv, html, report=not no_html)
-    opened = command.opened(model, device, dtype)
+    network = opened(model, device, dtype)
     if compare is None:
-        command.run(JOBS["flow"], opened, said, {"space": space}, files, fast, explain)
+        command.run(JOBS["flow"], network, said, {"space": space}, files, fast, explain)
     else:
-        command.compare(JOBS["flow"], opened, (said, compare), {"space": space}, files, fast)
+        command.compare(JOBS["flow"], network, (said, compare), {"space": space}, files, fast)
 
 
 @app.command("operators")
@@ -128,9 +129,10 @@ def operators_command(
     """
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
+    from rheoscope.report.progress import opened
 
-    files, opened = command.Files(json, csv, html), command.opened(model, device, dtype)
-    command.run(JOBS["operators"], opened, text, {"raw": raw, "text": text}, files, explain=explain)
+    files, network = command.Files(json, csv, html), opened(model, device, dtype)
+    command.run(JOBS["operators"], network, text, {"raw": raw, "text": text}, files, explain=explain)
 
 
 @app.command("covers")
@@ -156,15 +158,15 @@ def covers_command(
     Examples:  rheoscope covers "The keys to the cabinet are on the table"    ·    rheoscope covers --file notes.txt --html covers.html
     ·    rheoscope covers --file notes.txt --model path/ --no-untrained
     """
-    from rheoscope.opening import load
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
+    from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
 
     said, files = text_of(text, file), command.Files(json, csv, html)
-    opened = command.opened(model, device, dtype)
-    control = load(model, device=device, dtype=dtype, untrained=True, seed=seed).trace(said) if untrained else None
-    command.run(JOBS["covers"], opened, said, {"draws": draws, "control": control}, files, fast, explain)
+    network = opened(model, device, dtype)
+    control = opened(model, device, dtype, untrained=True, seed=seed).trace(said) if untrained else None
+    command.run(JOBS["covers"], network, said, {"draws": draws, "control": control}, files, fast, explain)
 
 
 @app.command("surgery")
@@ -196,6 +198,7 @@ def surgery_command(
     from rheoscope.covers.against import AGAINST, MATCHED, Against
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
+    from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
     from rheoscope.report.typed import heads_of
     from rheoscope.shapes import RheoscopeError
@@ -203,10 +206,10 @@ def surgery_command(
     said, files = text_of(text, file), command.Files(json, csv, html)
     if M is None and F is None:
         raise RheoscopeError("nothing to change; type --M symmetric or --F symmetric")
-    opened = command.opened(model, device, dtype)
+    network = opened(model, device, dtype)
     against = Against(MATCHED.names if each else AGAINST, draws=draws)
-    options = {"heads": heads_of(heads, opened.view), "M": M, "F": F, "each": each, "against": against}
-    command.run(JOBS["surgery"], opened, said, options, files, explain=explain)
+    options = {"heads": heads_of(heads, network.view), "M": M, "F": F, "each": each, "against": against}
+    command.run(JOBS["surgery"], network, said, options, files, explain=explain)
 
 
 @app.command("reverse")
@@ -231,11 +234,12 @@ def reverse_command(
     """
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
+    from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
 
     said, files = text_of(text, file), command.Files(json, csv, html)
-    opened = command.opened(model, device, dtype)
-    command.run(JOBS["reverse"], opened, said, {"target": target, "token": token}, files, explain=explain)
+    network = opened(model, device, dtype)
+    command.run(JOBS["reverse"], network, said, {"target": target, "token": token}, files, explain=explain)
 
 
 @app.command("analyses")

@@ -9,7 +9,10 @@ from torch import nn
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.running import Running
+from rheoscope.space.stages import Progress, stage
 
+Stages = tuple[Progress, Progress, Progress]
+"""Who is told of reading, of hashing and of proving."""
 DEFAULT = Path(__file__).parent / "models" / "default"
 """The small trained model that comes with the package."""
 
@@ -22,6 +25,7 @@ def load(
     tokenizer: Any = None,
     untrained: bool = False,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Running:
     """Open a Transformer as operators on one space E.
 
@@ -32,9 +36,11 @@ def load(
     `transformers` or of `rheoscope.models` (with `tokenizer=`). `untrained=True` gives the same architecture at
     the initial weights of its own family, the control that every claim about training needs; no weight file is read,
     and `seed` draws other ones. float32 on the CPU, the checkpoint's dtype on a GPU, unless `dtype` says.
+    `progress(done, total)` is told how far reading, hashing and proving are; the command draws a bar of it.
 
     **Laws** logits are the untouched model's, bit for bit; weights and displacements recomputed from the View equal the
-    model's, proved on eight tokens at every load (`model.view.facts["certificate"]`); what is not known is refused.
+    model's, proved on eight tokens at every load (`model.view.facts["certificate"]`); what is not known is refused, and
+    so are weights that the stream needs and the checkpoint lacks; those that are no part of it the certificate names.
 
     **Safe** safetensors only, never remote code.
 
@@ -48,9 +54,10 @@ def load(
     if source is None and not (DEFAULT / "config.json").is_file():
         raise RheoscopeError(f"this installation has no default model ({DEFAULT}); type rs.load(name or directory)")
     source = DEFAULT if source is None else source
+    stages = stage(progress, 0, 50), stage(progress, 50, 75), stage(progress, 75, 100)
     if _is_ours(source):
-        return _ours(source, device, dtype, tokenizer, drawn)
-    return _theirs(source, device, dtype, revision, tokenizer, drawn)
+        return _ours(source, device, dtype, tokenizer, drawn, stages)
+    return _theirs(source, device, dtype, revision, tokenizer, drawn, stages)
 
 
 def _drawn(untrained: bool, seed: int) -> int | None:
@@ -84,36 +91,48 @@ def _is_ours(source: Any) -> bool:
     return isinstance(told, dict) and told.get("model_type") == "rheoscope"
 
 
-def _ours(source: Any, device: str | None, dtype: str | None, tokenizer: Any, drawn: int | None) -> Running:
+def _ours(
+    source: Any, device: str | None, dtype: str | None, tokenizer: Any, drawn: int | None, stages: Stages
+) -> Running:
     from rheoscope.models.certificate import certify
     from rheoscope.models.checkpoint import opened, taken
     from rheoscope.models.describing import described
 
+    reading, hashing, proving = stages
     if isinstance(source, nn.Module):
         network, found = taken(source, device, dtype, drawn), None  # type: ignore[arg-type]
         name = type(source).__name__
     else:
-        network, found = opened(source, device, dtype, drawn)
+        network, found = opened(source, device, dtype, drawn, reading)
         name = "the default model" if source == DEFAULT else str(source)
-    model = described(network, tokenizer or found, _called(name, drawn))
-    return model.proved(certify(model))
+    model = described(network, tokenizer or found, _called(name, drawn), hashing)
+    proved = model.proved(certify(model))
+    proving(1, 1)
+    return proved
 
 
 def _theirs(
-    source: Any, device: str | None, dtype: str | None, revision: str | None, tokenizer: Any, drawn: int | None
+    source: Any,
+    device: str | None,
+    dtype: str | None,
+    revision: str | None,
+    tokenizer: Any,
+    drawn: int | None,
+    stages: Stages,
 ) -> Running:
     from rheoscope.pretrained.certificate import certify
     from rheoscope.pretrained.checkpoint import opened, taken
     from rheoscope.pretrained.describing import described
 
-    found, ignored = None, ()
+    reading, hashing, proving = stages
+    found, ignored = None, tuple[str, ...]()
     if isinstance(source, nn.Module):
         network = taken(source, device, dtype, drawn)
         name = getattr(network.config, "_name_or_path", "") or type(network).__name__
     elif isinstance(source, str | Path):
-        network, found, ignored = opened(source, device, dtype, revision, drawn)
+        network, found, ignored = opened(source, device, dtype, revision, drawn, reading)
         name = str(source)
     else:
         raise RheoscopeError(f"load takes a name, a directory or a transformers model, got {type(source).__name__}")
-    model = described(network, tokenizer or found, _called(name, drawn))
-    return model.proved(replace(certify(model), ignored=ignored))
+    model = described(network, tokenizer or found, _called(name, drawn), hashing)
+    return model.proved(replace(certify(model, proving), ignored=ignored))

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
+from rheoscope.attention.definition import reference
 from rheoscope.attention.feature import Linear, Tanh
 from rheoscope.attention.lower.choose import LOWERINGS
 from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.mask import Causal, Document, Mask, Padding, Prefix, Table, Window
-from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.mask import Causal, Document, Mask, NoMask, Padding, Prefix, Table, Window
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.sigmoid import Sigmoid
 from rheoscope.attention.normaliser.sink import Sink
@@ -21,6 +23,7 @@ from rheoscope.attention.position import (
     Bias,
     Buckets,
     Learned,
+    NoPosition,
     Position,
     Rotary,
     Sinusoidal,
@@ -109,7 +112,7 @@ def any_mechanism(name: str) -> Mechanism:
 
 
 POSITIONS: dict[str, Callable[[int, int], Position]] = {
-    "none": lambda m, n: Position(),
+    "none": lambda m, n: NoPosition(),
     "rotary": lambda m, n: Rotary(),
     "rotary neighbours": lambda m, n: Rotary(pairs="neighbours", width=4, base=100.0),
     "alibi": lambda m, n: ALiBi(alibi_slopes(HEADS).double()),
@@ -132,7 +135,7 @@ def _with_empty_rows(table: Tensor) -> Table:
 
 
 MASKS: dict[str, Callable[[int, int], Mask]] = {
-    "none": lambda m, n: Mask(),
+    "none": lambda m, n: NoMask(),
     "causal": lambda m, n: Causal(),
     "sliding": lambda m, n: Causal() & Window(3),
     "window": lambda m, n: Window(2),
@@ -158,7 +161,7 @@ def lowerings(
 ) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
     """Every implementation that offers to run this call, by name."""
     answers = {name: offer(mechanism, q, k, v) for name, offer in LOWERINGS.items()}
-    return {name: answer.run for name, answer in answers.items() if isinstance(answer, Offer)}
+    return {name: partial(answer.run, mechanism) for name, answer in answers.items() if isinstance(answer, Offer)}
 
 
 def gradients(run: Callable[..., Tensor], mechanism: Mechanism, inputs: Inputs, g: Tensor) -> dict[str, Tensor]:

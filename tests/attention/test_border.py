@@ -140,6 +140,8 @@ BAD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "P not square": (named("mahalanobis", P=torch.ones(2, 3)), ("symmetric matrix", "(2, 3)", "type")),
     "P a number": (named("mahalanobis", P=3), ("P must be", "got int", "type")),
+    "a seed in words": (named("relation", dim=6, seed="odd"), ("seed must be", "'odd'", "type seed=0")),
+    "hidden is true": (named("additive", dim=6, hidden=True), ("hidden must be", "True", "type hidden=32")),
     "P of whole numbers": (named("mahalanobis", P=torch.eye(6).long()), ("P must be", "torch.int64", "type")),
     # masks
     "unknown mask": (dot(mask="casual"), ("unknown mask 'casual'", "'causal'", "type")),

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import rheoscope as rs
-from rheoscope.attention.mechanism import reference
+from rheoscope.attention.definition import reference
 
 COUNTED = [
     "scaled_dot",

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rheoscope.attention.definition import for_every_head, reference
 from rheoscope.attention.gradient import attention_gradients
-from rheoscope.attention.mechanism import Mechanism, for_every_head, reference
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import ALiBi, alibi_slopes
 from rheoscope.attention.score import Gram, SoftCap
 from tests.attention.cases import by_reference, gap, gradients, inputs, made, random

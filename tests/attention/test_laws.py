@@ -8,12 +8,12 @@ import torch
 from rheoscope.attention.feature import Tanh
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.normaliser.domain import Normaliser
+from rheoscope.attention.normaliser.domain import Normaliser, softmax
 from rheoscope.attention.normaliser.entmax import Entmax
 from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
-from rheoscope.attention.normaliser.softmax import Softmax, softmax
+from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import Rotary
 from rheoscope.attention.score import Distance, Gram
 from rheoscope.shapes import RheoscopeError, Scores, Weights

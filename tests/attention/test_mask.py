@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rheoscope.attention.mask import Both, Causal, Document, Mask, Padding, Prefix, Table, Window, as_mask
-from rheoscope.attention.mechanism import positions
+from rheoscope.attention.definition import positions
+from rheoscope.attention.mask import Both, Causal, Document, Mask, NoMask, Padding, Prefix, Table, Window, as_mask
 from tests.attention.cases import MASKS, coins
 
 IDS, REAL, TABLE = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]]), coins(1, 2, 5), coins(2, 5, 5)
 DEFINITIONS: dict[str, tuple[Mask, Callable[[int, int, int], bool]]] = {
-    "none": (Mask(), lambda b, i, j: True),
+    "none": (NoMask(), lambda b, i, j: True),
     "causal": (Causal(), lambda b, i, j: j <= i),
     "window": (Window(2), lambda b, i, j: abs(i - j) < 2),
     "sliding": (Causal() & Window(2), lambda b, i, j: i - 2 < j <= i),
@@ -73,17 +73,17 @@ def test_sees_itself_is_no_lie(name: str) -> None:
 
 
 def test_masks_meet() -> None:
-    assert isinstance(Mask() & Causal(), Causal)
-    assert isinstance(Causal() & Mask(), Causal)
+    assert isinstance(NoMask() & Causal(), Causal)
+    assert isinstance(Causal() & NoMask(), Causal)
     assert isinstance(Causal() & Window(2), Both)
-    assert Mask().forbids_nothing
+    assert NoMask().forbids_nothing
     assert not any(MASKS[name](3, 3).forbids_nothing for name in MASKS if name != "none")
 
 
 def test_what_a_user_types() -> None:
     assert [type(as_mask(typed)) for typed in (None, "none", "causal", TABLE, Window(3))] == [
-        Mask,
-        Mask,
+        NoMask,
+        NoMask,
         Causal,
         Table,
         Window,

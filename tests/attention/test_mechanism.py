@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import rheoscope as rs
+from rheoscope.attention.definition import for_every_head, positions, reference
 from rheoscope.attention.mask import Causal, Window
-from rheoscope.attention.mechanism import Mechanism, for_every_head, positions, reference
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Rotary
 from tests.attention.cases import MASKS, gap, in_dtype, inputs, made, random
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.definition import reference
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.parameters import tensors
 from rheoscope.attention.position import ALiBi, Learned, Rotary, alibi_slopes
 from rheoscope.attention.zoo import ZOO

@@ -10,8 +10,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import rheoscope as rs
+from rheoscope.attention.definition import for_every_head, positions, reference
 from rheoscope.attention.mask import Causal, Padding, Window
-from rheoscope.attention.mechanism import Mechanism, for_every_head, positions, reference
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.entmax import Entmax
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention.feature import Linear, Residual, Tanh, Unit
-from rheoscope.attention.normaliser.softmax import softmax
+from rheoscope.attention.normaliser.domain import softmax
 from rheoscope.attention.score import (
     Added,
     Additive,

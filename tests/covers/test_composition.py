@@ -63,6 +63,12 @@ def test_a_planted_induction_pair_tops_the_list(one: int, other: int, position: 
     assert float(found.q.sel(head_from=pair[0], head_to=pair[1])) < -0.05
 
 
+def test_where_there_are_fewer_pairs_all_are_listed() -> None:
+    found = rs.composition(bare(heads=2, depth=2).view)
+    assert found.sizes["place"] == 4
+    assert np.allclose(np.sort(found.q.values[:2, 2:].ravel())[::-1], found.top_score.sel(kind="q"))
+
+
 def test_kernels_compose_associatively_and_stay_kernels() -> None:
     trace = rs.load().trace("The keys to the cabinet are on the table")
     path = [(0, 1), (2, 3), (5, 0)]
@@ -96,8 +102,12 @@ def test_composed_kernels_of_any_path_are_associative(name: str, seed: int) -> N
 
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"different layers \(0\), got 10; type top=1"):
+    with pytest.raises(
+        rs.RheoscopeError, match=r"different layers, .* got 1 layers and top=10; type top=10, or a model"
+    ):
         rs.composition(bare().view)
+    with pytest.raises(rs.RheoscopeError, match="top=0"):
+        rs.composition(bare(depth=2).view, top=0)
     trace = traced("gpt2")
     for path in ([], [(1, 0), (0, 0)], [(0, 1), (0, 2)]):
         with pytest.raises(rs.RheoscopeError, match=r"later and later layers, got .*; type \[\(0, 1\), \(2, 3\)\]"):

@@ -33,7 +33,7 @@ def test_deviations_are_those_of_the_points(name: str) -> None:
     assert bool(of.trace(TEXTS[0]).massive()) == ("massive" in name)
     asked = {"heads": [(0, 1), (0, 2)], "M": "symmetric", "F": "rank 3"}
     found = rs.decay(of, TEXTS, **asked)
-    first = written_at(of.trace(text()), 0)
+    first = str(written_at(of.trace(text()), 0))
     assert found.step.values[0] == first
     shares, cosines, counts, moving = [], [], 0, 0
     for ids in TEXTS:

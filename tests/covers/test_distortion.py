@@ -29,15 +29,15 @@ def planted(W_Q: torch.Tensor, W_K: torch.Tensor) -> Any:
 def test_an_isometric_cover_keeps_everything() -> None:
     eye = torch.eye(12, dtype=F64)
     model = planted(3 * torch.linalg.qr(random(0, 12, 12))[0], eye)
-    found = rs.distortion(model.view, on(model, random(1, 20, 12)), draws=2)
+    found = rs.distortion(on(model, random(1, 20, 12)), draws=2)
     for field in KEEP:
         assert np.allclose(found[field].sel(image=["query", "key"]), 1), field
     assert float(abs(found.collapse).max()) < 1e-9
     assert float(found.mismatch.max()) < 1e-9
     likeness = planted(eye, eye)
-    assert rs.distortion(likeness.view, on(likeness, random(1, 20, 12))).trace_share.item() == pytest.approx(1)
+    assert rs.distortion(on(likeness, random(1, 20, 12))).trace_share.item() == pytest.approx(1)
     opposite = planted(eye, -eye)
-    assert rs.distortion(opposite.view, on(opposite, random(1, 20, 12))).trace_share.item() == pytest.approx(-1)
+    assert rs.distortion(on(opposite, random(1, 20, 12))).trace_share.item() == pytest.approx(-1)
 
 
 def test_a_projection_loses_what_it_does_not_see() -> None:
@@ -48,7 +48,7 @@ def test_a_projection_loses_what_it_does_not_see() -> None:
         model.view.blocks[0].W_Q[0].copy_(half[:, :6])
         model.view.blocks[0].W_K[0].copy_(half.flip(0, 1)[:, 6:])
     trace = on(model, random(1, 20, 12))
-    found = rs.distortion(model.view, trace, draws=2)
+    found = rs.distortion(trace, draws=2)
     assert found.principal_angles.values == pytest.approx(np.pi / 2)
     assert (found.mismatch.item(), found.mismatch_null.item()) == pytest.approx((1, 0.5))
     x = model.view.blocks[0].norm.hat(trace.points[0])
@@ -63,7 +63,7 @@ def test_a_projection_loses_what_it_does_not_see() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "own_metric"])
 def test_images_equal_dense_ones(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.distortion(trace.view, trace, k=3, draws=1)
+    found = rs.distortion(trace, nearest=3, draws=1)
     head = trace.view.head(1, 2)
     x = head.heads.norm.hat(trace.read_by(1))[[i for i in range(len(trace)) if i not in trace.massive()]]
     dense = {"query": x @ head.M.dense(), "key": x @ head.M.dense().mT, "content": x @ head.F.dense()}
@@ -80,7 +80,7 @@ def test_images_equal_dense_ones(name: str) -> None:
 
 def test_random_heads_lose_about_what_random_projections_lose() -> None:
     model = bare(heads=8, width=64, head_width=12)
-    found = rs.distortion(model.view, on(model, random(0, 40, 64)), draws=20)
+    found = rs.distortion(on(model, random(0, 40, 64)), draws=20)
     content = found.sel(image="content", layer=0)
     assert float(content.collapse.mean()) == pytest.approx(float(content.collapse_null), abs=0.03)
     assert float(content.rsa.mean()) < float(content.rsa_null) < 1  # two random maps, one after the other, lose more
@@ -91,7 +91,7 @@ def test_random_heads_lose_about_what_random_projections_lose() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "own_metric"])
 def test_raw_images_are_those_of_the_models_own_q_k_v(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.distortion(trace.view, trace, k=3, draws=1)
+    found = rs.distortion(trace, nearest=3, draws=1)
     heads = trace.view.blocks[1]
     kept = [i for i in range(len(trace)) if i not in trace.massive()]
     x = heads.norm.hat(trace.read_by(1))[kept]
@@ -100,30 +100,37 @@ def test_raw_images_are_those_of_the_models_own_q_k_v(name: str) -> None:
         wanted = compared(geometry(x), geometry(own), 3)
         last = found.sel(layer=1, head=trace.view.heads - 1, raw_image=image)
         assert np.allclose([float(last[f"{field}_raw"]) for field in COMPARED], wanted, atol=1e-6), image
-    assert found.attrs["coordinate_dependent"] == [f"{field}_raw" for field in COMPARED]
-    for field in found.attrs["coordinate_dependent"]:
-        assert "coordinates of the head" in found[field].attrs["definition"]
+    for field in found.data_vars:
+        assert ("gauge" in found[field].attrs) == (str(field) in {f"{one}_raw" for one in COMPARED}), field
 
 
 def test_raw_images_move_with_the_coordinates_and_meet_the_invariant_ones_at_an_isometry() -> None:
     """(W_Q A, W_K A⁻ᵀ) is the same head; where W_K is an isometry, q has the distances of the image."""
     W, K, A = random(0, 12, 12), torch.linalg.qr(random(1, 12, 12))[0], random(2, 12, 12)
     one = planted(W, K)
-    plain = rs.distortion(one.view, on(one, random(3, 20, 12)), draws=1)
+    plain = rs.distortion(on(one, random(3, 20, 12)), draws=1)
     other = planted(W @ A, K @ torch.linalg.inv(A).mT)
-    moved = rs.distortion(other.view, on(other, random(3, 20, 12)), draws=1)
+    moved = rs.distortion(on(other, random(3, 20, 12)), draws=1)
     for field in COMPARED:
         assert np.allclose(plain[f"{field}_raw"].sel(raw_image="q"), plain[field].sel(image="query"), atol=1e-9), field
         assert np.allclose(moved[field], plain[field], atol=1e-9), field
     assert float(abs(moved.rsa_raw - plain.rsa_raw).sel(raw_image=["q", "k"]).min()) > 1e-2
 
 
+def test_without_draws_there_is_no_null_but_the_known_one() -> None:
+    trace = traced("llama", F64)
+    found, beside = rs.distortion(trace, nearest=3, draws=0), rs.distortion(trace, nearest=3, draws=2)
+    assert set(beside.data_vars) - set(found.data_vars) == {f"{field}_null" for field in COMPARED}
+    for field in found.data_vars:
+        assert np.array_equal(found[field], beside[field]), field
+
+
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     trace = model.trace(text())
-    with pytest.raises(rs.RheoscopeError, match=r"1 ≤ k < 9, .* got k=9, draws=10; type k=5, draws=10"):
-        rs.distortion(model.view, trace, k=9)
-    with pytest.raises(rs.RheoscopeError, match="draws=0"):
-        rs.distortion(model.view, trace, draws=0)
+    with pytest.raises(rs.RheoscopeError, match=r"of 18 tokens .* got nearest=9, draws=10; type nearest=5, draws=10"):
+        rs.distortion(trace, nearest=9)
+    with pytest.raises(rs.RheoscopeError, match="draws=-1"):
+        rs.distortion(trace, draws=-1)
     with pytest.raises(rs.RheoscopeError, match="has no M"):
-        rs.distortion(double("own_cosine").view, traced("own_cosine", F64))
+        rs.distortion(traced("own_cosine", F64))

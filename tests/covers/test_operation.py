@@ -9,7 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 import rheoscope as rs
-from rheoscope.attention.mechanism import Mechanism, positions
+from rheoscope.attention.definition import positions
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers import operation
 from rheoscope.covers.operation import chosen_heads, live, plans, reach
 from rheoscope.covers.reversed_attention import written_at

@@ -11,7 +11,7 @@ import transformers as hf
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers.operators import DEFINITIONS, OFFSETS, directionality, positive_share, positivity
+from rheoscope.covers.operators import OFFSETS, OPERATORS, directionality, positive_share, positivity
 from rheoscope.pretrained.describing import described
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
@@ -279,9 +279,11 @@ def test_dimensions_names_and_definitions(name: str) -> None:
     assert found.symmetry_at.dims == ("layer", "head", "offset")
     assert found.offset.values.tolist() == list(OFFSETS)
     assert found.singular_values_M.dims[:2] == found.singular_values_F.dims[:2] == ("layer", "head")
-    assert set(DEFINITIONS) == set(found.data_vars)
-    for field in found.data_vars:
-        assert found[field].attrs["definition"] == DEFINITIONS[field]
+    assert set(OPERATORS.fields) == set(found.data_vars)
+    for field, declared in OPERATORS.fields.items():
+        assert found[field].attrs["definition"] == declared.definition
+        assert found[field].dims == declared.dims
+        assert ("basis" in found[field].attrs) == (field in {"directionality", "layer_directionality"})
     assert found.layer.values.tolist() == list(range(layers))
 
 

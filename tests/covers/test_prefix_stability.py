@@ -122,8 +122,26 @@ def test_strings_are_joined_and_only_tokens_that_all_readings_share_count() -> N
     assert found.attrs["shared_tokens"] == min(ends) >= len(whole) - 2
     assert float(found.stability.sel(layer=0).min()) == pytest.approx(1, abs=1e-3)
     assert float(found.stability.sel(layer=5).min()) < 1
-    assert len(rs.plot(found).axes) == 3
-    assert [mark.type for mark in rs.interactive(found).data][:2] == ["heatmap", "heatmap"]
+
+
+def test_without_prefixes_beginnings_are_drawn_from_the_text() -> None:
+    """Ids before ids: the same as typing them, the same ones for a seed, of the text's own tokens, all of it shared."""
+    model, said = rs.load(), "The keys to the cabinet are on the table in the hall"
+    found = rs.prefix_stability(model, said)
+    prefixes = [[int(one) for one in name.split()] for name in found.prefix.values]
+    ids = model.ids(said)
+    assert [len(one) for one in prefixes] == [8, 8]
+    assert {one for prefix in prefixes for one in prefix} <= set(ids.tolist())
+    assert found.attrs["shared_tokens"] == len(ids)
+    assert found.drop_attrs().equals(rs.prefix_stability(model, ids, prefixes).drop_attrs())
+    assert found.identical(rs.prefix_stability(model, said))
+    assert not np.array_equal(found.prefix, rs.prefix_stability(model, said, seed=1).prefix)
+
+
+def test_progress_is_told_prefix_by_prefix() -> None:
+    told: list[tuple[int, int]] = []
+    rs.prefix_stability(double("llama"), text(), PREFIXES, least=4, progress=lambda done, of: told.append((done, of)))
+    assert told == [(1, 2), (2, 2)]
 
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.attention.mechanism import positions, scores
+from rheoscope.attention.definition import positions, scores
 from rheoscope.covers.reversed_attention import spelled
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build

@@ -30,7 +30,7 @@ def halves() -> Any:
 def test_the_planted_spaces_are_found() -> None:
     model = halves()
     x = random(0, 20, 16)
-    found = rs.stack(model.view, on(model, x), keep_massive=True)
+    found = rs.stack(on(model, x), keep_massive=True)
     wanted = np.array([[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]])
     assert np.allclose(found.overlap[0], wanted)
     assert found.overlap_null.item() == pytest.approx(0.25)
@@ -46,7 +46,7 @@ def test_a_full_cover_recovers_everything_and_a_part_does_not() -> None:
         for head in range(2):
             for W in (heads.W_Q, heads.W_K):
                 W[head].copy_(eye[:, 6 * head : 6 * head + 6])
-    found = rs.stack(model.view, on(model, random(0, 20, 12)), keep_massive=True)
+    found = rs.stack(on(model, random(0, 20, 12)), keep_massive=True)
     assert found.recovered[0, 1].item() == pytest.approx(1)
     assert found.recovered_cka[0, 1].item() == pytest.approx(1)
     assert 0 < found.recovered[0, 0].item() < 0.95
@@ -54,7 +54,7 @@ def test_a_full_cover_recovers_everything_and_a_part_does_not() -> None:
 
 def test_it_equals_a_slow_search() -> None:
     trace = traced("gpt2", F64)
-    found = rs.stack(trace.view, trace, image="content", keep_massive=True)
+    found = rs.stack(trace, image="content", keep_massive=True)
     heads = trace.view.blocks[1]
     x = heads.norm.hat(trace.read_by(1)).detach()
     images = [(x @ trace.view.head(1, head).F.dense().detach()).numpy() for head in range(4)]
@@ -79,7 +79,7 @@ def test_it_equals_a_slow_search() -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
 def test_laws(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.stack(trace.view, trace)
+    found = rs.stack(trace)
     assert np.allclose(found.recovered[:, -1], found.recovered_random[:, -1])
     assert np.allclose(found.overlap, found.overlap.transpose("layer", "other", "head"))
     assert np.allclose(np.diagonal(found.overlap, axis1=1, axis2=2), 1)
@@ -88,9 +88,17 @@ def test_laws(name: str) -> None:
     assert bool((found.recovered_null.diff("heads_used") > -0.05).all())
 
 
+def test_without_draws_nothing_random_is_told() -> None:
+    trace = traced("llama", F64)
+    found, beside = rs.stack(trace, draws=0), rs.stack(trace, draws=2)
+    assert set(beside.data_vars) - set(found.data_vars) == {"recovered_random", "recovered_null", "recovered_cka_null"}
+    for field in found.data_vars:
+        assert np.array_equal(found[field], beside[field]), field
+
+
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     with pytest.raises(rs.RheoscopeError, match="image='value', draws=5; type image='query'"):
-        rs.stack(model.view, model.trace(text()), image="value")
+        rs.stack(model.trace(text()), image="value")
     with pytest.raises(rs.RheoscopeError, match="at least 4 tokens"):
-        rs.stack(model.view, model.trace([3, 4, 5]), keep_massive=True)
+        rs.stack(model.trace([3, 4, 5]), keep_massive=True)

@@ -11,7 +11,7 @@ from scipy.stats import false_discovery_control, norm
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.attention.mask import Mask
+from rheoscope.attention.mask import NoMask
 from rheoscope.flow.energy import alignments, cosines, found_beyond_chance, step_of
 from rheoscope.space.operator import Factored
 from tests.cases import POST_NORM, double, random, text, traced
@@ -67,7 +67,7 @@ def test_the_ledger_is_what_each_part_changes(name: str) -> None:
     other = 1 - cosine(own, whole(after, x))
     assert float(found.landscape_update[0]) == pytest.approx(other, abs=1e-5)
     row = found.ledger.isel(layer=0)
-    unmasked = replace(heads, mechanism=replace(heads.mechanism, mask=Mask()))
+    unmasked = replace(heads, mechanism=replace(heads.mechanism, mask=NoMask()))
     assert float(row.sel(difference="mask")) == pytest.approx(1 - cosine(own, whole(unmasked, x)), abs=1e-5)
     assert float(row.sel(difference="mlp")) == pytest.approx(1 - cosine(own, trace.at("L0.resid_post") - x), abs=1e-9)
     after_norm = trace.at("L0.resid_mid") - x if name in POST_NORM else heads.norm.hat(x + own) - heads.norm.hat(x)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.attention.mechanism import scores
-from rheoscope.flow import landscape as module
+from rheoscope.attention.definition import scores
+from rheoscope.attention.lower import block_size
 from rheoscope.flow.energy import moves, step_of
 from rheoscope.flow.landscape import blind_to_shifts, landscape, log_interaction
 from rheoscope.space.head import Heads, of_head
@@ -94,7 +94,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("llama", "gemma3", "own_sink"):
         trace = traced(name, F64)
         whole = step_of(trace, 0)
-        monkeypatch.setattr(module, "BLOCK", 4 * 18 * 5)
+        monkeypatch.setattr(block_size, "IN_CACHE", 4 * 18 * 5)
         split = step_of(trace, 0)
         monkeypatch.undo()
         for part in ("energy", "slope"):

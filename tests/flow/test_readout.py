@@ -114,7 +114,9 @@ def test_every_place_says_what_a_readout_of_it_says() -> None:
     for at in (0, 4, 7):
         alone = rs.readout(trace, token=int(lens.token[at])).sel(point=lens.end.values)
         assert lens.likeliest.values[:, at].tolist() == alone.top_tokens.values[:, 0].tolist()
-        np.testing.assert_allclose(lens.likeliest_probability.values[:, at], alone.top_probabilities.values[:, 0], rtol=1e-5)
+        np.testing.assert_allclose(
+            lens.likeliest_probability.values[:, at], alone.top_probabilities.values[:, 0], rtol=1e-5
+        )
     first = rs.readout(trace, token=2)
     assert first.position.values.tolist() == [0, 1, 2]
     assert first.word.values.tolist() == trace.tokens[:3]

@@ -9,12 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rheoscope.attention.definition import for_every_head, positions, reference
 from rheoscope.attention.gradient import attention_gradients
 from rheoscope.attention.laws import LAWS
-from rheoscope.attention.lower import blocks, prefix
+from rheoscope.attention.lower import block_size, prefix
 from rheoscope.attention.lower.statistics import weight_statistics
-from rheoscope.attention.mask import Mask
-from rheoscope.attention.mechanism import Mechanism, for_every_head, positions, reference
+from rheoscope.attention.mask import NoMask
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Bias
 from rheoscope.attention.zoo import ZOO
 from rheoscope.shapes import RheoscopeError
@@ -208,7 +209,7 @@ def test_huge_logits_stay_finite(name: str, dtype: torch.dtype) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few numbers a block that 9 tokens fill several (2 texts x 4 heads x 9 keys x 4 rows), and chunks of 4."""
-    monkeypatch.setattr(blocks, "BLOCK", 2 * 4 * 9 * 4)
+    monkeypatch.setattr(block_size, "NEAR", 2 * 4 * 9 * 4)
     monkeypatch.setattr(prefix, "CHUNK", 4)
 
 
@@ -265,7 +266,7 @@ def test_half_precision_costs_its_own_rounding(name: str, dtype: torch.dtype) ->
     which average twice."""
     for mask, m, n in (("none", 5, 9), ("causal", 9, 9), ("table", 9, 9)):
         exact = any_mechanism(name).under(MASKS[mask](m, n) if any_mechanism(name).domain.masked else None)
-        if allows(exact, Mask(), m, n):
+        if allows(exact, NoMask(), m, n):
             compare_half(in_dtype(exact, torch.float32), tuple(x.to(dtype) for x in inputs(m, n, seed=54)))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.attention.mechanism import positions
+from rheoscope.attention.definition import positions
 from rheoscope.models.checkpoint import save
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.attention.mask import Mask
-from rheoscope.attention.position import ALiBi, Position
+from rheoscope.attention.mask import NoMask
+from rheoscope.attention.position import ALiBi, NoPosition
 from rheoscope.attention.score import Gram
 from rheoscope.models.certificate import certify
 from rheoscope.shapes import RheoscopeError
@@ -33,8 +33,8 @@ def backwards(heads: Heads) -> Heads:
 
 FAULTS: list[tuple[str, str, Callable[[Heads], Heads]]] = [
     ("wrong scale", "own", lambda h: replace(h, mechanism=replace(h.mechanism, score=Gram(scale=0.5)))),
-    ("no mask", "own", lambda h: replace(h, mechanism=replace(h.mechanism, mask=Mask()))),
-    ("no rotation", "own", lambda h: replace(h, mechanism=replace(h.mechanism, position=Position()))),
+    ("no mask", "own", lambda h: replace(h, mechanism=replace(h.mechanism, mask=NoMask()))),
+    ("no rotation", "own", lambda h: replace(h, mechanism=replace(h.mechanism, position=NoPosition()))),
     ("turned backwards", "own", backwards),
     ("other slopes", "own_alibi", lambda h: replace(h, mechanism=replace(h.mechanism, position=ALiBi(torch.ones(4))))),
     ("heads of W_O in another order", "own", lambda h: replace(h, W_O=h.W_O.flip(0))),

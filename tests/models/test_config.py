@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from rheoscope.models.config import CHOICES, Config, usual_hidden
-from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import as_users_run
 from tests.models.outside import tiny
@@ -24,6 +23,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dropout": 1.0}, "dropout"),
     ({"dropout": -0.1}, "dropout"),
     ({"width": 2, "heads": 4}, "head_width"),
+    *(({name: True}, f"{name} must be a whole number") for name in ("width", "depth")),
+    *(
+        ({name: value}, f"{name} must be a positive number, got {value!r}; type {name}=")
+        for name in ("eps", "base", "branch")
+        for value in (0, 0.0, -1.0, float("inf"), float("nan"), "1", None, True)
+    ),
+    *(({name: "0.1"}, f"{name} must be a share") for name in ("dropout", "attention_dropout")),
+    *(({name: 1}, f"{name} must be True or False, got 1") for name in ("bias", "tied", "scaled_embedding")),
+    *(
+        ({"options": value}, "options must be names and values that JSON holds")
+        for value in (None, "sigma", ["sigma"], {1: 2}, {"sigma": {2.0}}, {"sigma": float("nan")})
+    ),
+    ({"mechanism": "dot"}, "unknown mechanism 'dot'; type one of"),
+    ({"mechanism": "bilinear", "options": {"dim": 3}}, "options with a dim; type head_width="),
+    ({"mechanism": None}, "unknown mechanism None; type one of"),
+    ({"mechanism": "metric", "options": {"sigma": -1.0}}, "sigma must be a positive number, got -1.0; type"),
+    ({"mechanism": "sigmoid", "attention_dropout": 0.1}, "'sigmoid' has Sigmoid; type attention_dropout=0"),
 ]
 
 
@@ -41,17 +57,14 @@ def test_odd_heads_are_fine_without_rotation() -> None:
     assert tiny(head_width=3, position="learned").head_width == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"mechanism": "dot"}, "unknown mechanism 'dot'"),
-        ({"options": {"sigma": 1.0}}, "no option 'sigma'"),
-        ({"mechanism": "metric", "options": {"sigma": -1.0}}, "sigma must be a positive number"),
-    ],
-)
-def test_a_wrong_mechanism_is_refused_when_built(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(RheoscopeError, match=named):
-        build(tiny(**changes))
+def test_an_option_of_another_mechanism_is_refused() -> None:
+    with pytest.raises(RheoscopeError, match="mechanism 'scaled_dot' has no option 'sigma'; it takes scale"):
+        tiny(options={"sigma": 1.0})
+
+
+def test_whole_numbers_are_numbers() -> None:
+    with as_users_run():
+        assert tiny(base=500, branch=2, dropout=0, eps=1).base == 500
 
 
 def test_what_is_left_out_follows() -> None:

@@ -71,7 +71,7 @@ def test_a_context_longer_than_the_positions() -> None:
         ({"schedule": "flat"}, "unknown schedule 'flat'; type one of cosine, wsd"),
         ({"optimiser": "sgd"}, "unknown optimiser 'sgd'; type one of adamw, muon"),
         ({"accumulate": 3}, "batch must be a multiple of accumulate, got 16 and 3"),
-        ({"dropout": 1.0}, "dropout is a share below 1"),
+        ({"dropout": 1.0}, "dropout must be a share below 1"),
         ({"colour": "red"}, "a recipe has no 'colour'; type one of accumulate, "),
         ({"config": None}, "a recipe has no 'config'"),
     ],
@@ -92,7 +92,7 @@ def test_what_a_recipe_refuses(changes: dict[str, Any], says: str) -> None:
         ("vocabulary=512", 512),
         ("vocabulary=characters", "characters"),
         ("betas=0.9,0.98", (0.9, 0.98)),
-        ('options={"sigma": 2.0}', {"sigma": 2.0}),
+        ('options={"scale": 2.0}', {"scale": 2.0}),
     ],
 )
 def test_settings(told: str, value: Any) -> None:

@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import transformers as hf
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.attention.zoo import ZOO
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.score import Score
+from rheoscope.attention.zoo import ZOO, Named
 from rheoscope.pretrained.interface import FORBIDDING, HARMLESS, attention_function
 
 rs.register_with_transformers()
@@ -537,6 +540,30 @@ def test_scaling_is_the_scale_of_every_score_that_has_one() -> None:
     assert gap(call("kernel_rbf", *qkv, None, scaling=torch.tensor(0.7)), metric) < 1e-6
     for own in ("cosine", "kernel_laplace", "linear"):
         assert torch.equal(call(own, *qkv, None, scaling=0.7), call(own, *qkv, None, scaling=0.1))
+
+
+@dataclass(frozen=True, eq=False)
+class Own(Score):
+    """A score that a user wrote, and that says nothing of a model's scaling."""
+
+    def __call__(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+    def pull(self, q: Tensor, k: Tensor, r: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        return r @ k, r.mT @ q, {}
+
+    def dot(self, q: Tensor, k: Tensor) -> None:
+        return None
+
+    @property
+    def held(self) -> int:
+        return 1
+
+
+def test_scaling_is_not_swallowed_by_a_score_that_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ZOO, "own", Named("own", "q·k", lambda: Mechanism(Own()), (), ""))
+    with pytest.raises(rs.RheoscopeError, match=r"Own does not say .*scaling.*; write the method scaled in class Own"):
+        call("own", *heads(), None, scaling=0.7)
 
 
 def test_sinks_and_caps_by_hand() -> None:

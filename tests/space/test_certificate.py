@@ -152,3 +152,10 @@ def test_the_certificate_names_what_is_ignored() -> None:
 def test_a_context_shorter_than_the_certificate() -> None:
     short = randomised(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2 | {"n_positions": 3})))
     assert rs.load(short).view.facts["certificate"].tokens == 3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "bert"])
+def test_weights_of_every_head_are_those_of_each(name: str) -> None:
+    trace = traced(name)
+    block, each = trace.view.blocks[1], [trace.weights(1, head) for head in range(trace.view.heads)]
+    assert torch.equal(block.every_weights(trace.read_by(1)), torch.stack(each))

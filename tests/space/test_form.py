@@ -11,7 +11,7 @@ F64 = torch.float64
 
 
 def test_a_change_inside_a_soft_cap_stays_inside() -> None:
-    from rheoscope.attention.mechanism import reference
+    from rheoscope.attention.definition import reference
     from rheoscope.attention.score import Gram, SoftCap
 
     generator = Generator().manual_seed(0)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import rankdata
+from scipy.stats import rankdata, spearmanr
 
-from rheoscope.space.ranks import ranked
+from rheoscope.space.ranks import ranked, spearman, unit_ranks
 from tests.pretrained.cases import random
 
 
@@ -37,3 +37,23 @@ def test_equal_rows_have_no_order() -> None:
     x = torch.full((1, 5), 3.0)
     assert not ranked(x, torch.ones(1, 5, dtype=torch.bool)).any()
     assert not ranked(x, torch.zeros(1, 5, dtype=torch.bool)).any()
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(3, 9), levels=st.sampled_from([2, 10**6]))
+def test_spearman_is_scipys_over_the_entries_that_count(seed: int, n: int, levels: int) -> None:
+    a, b = ((random(seed + at, 2, 3, n) * levels).round() for at in (0, 1))
+    usable = random(seed + 2, 3, n) > -1
+    every, some = spearman(a, b), spearman(a, b, usable)
+    for t in range(2):
+        for i in range(3):
+            for found, there in ((every, np.ones(n, dtype=bool)), (some, usable[i].numpy())):
+                x, y = a[t, i].numpy()[there], b[t, i].numpy()[there]
+                varies = len(x) > 1 and min(np.ptp(x), np.ptp(y)) > 0
+                wanted = spearmanr(x, y).statistic if varies else 0
+                assert float(found[t, i]) == pytest.approx(wanted)
+    assert torch.allclose(spearman(a[0, 0], b[0, 0]), every[0, 0])
+
+
+def test_unit_ranks_have_length_one_or_none() -> None:
+    rows = torch.tensor([[4.0, 1.0, 1.0, 9.0], [2.0, 2.0, 2.0, 2.0]])
+    assert torch.allclose(unit_ranks(rows).norm(dim=-1), torch.tensor([1.0, 0.0], dtype=torch.float64))

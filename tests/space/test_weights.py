@@ -1,5 +1,6 @@
 """Weights of any network: fingerprints, finite numbers, whole files, dtypes and devices."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.weights import check_safetensors, check_weights, device_of, dtype_of, fingerprint, placed
+from rheoscope.space.weights import BLOCK, check_safetensors, check_weights, device_of, dtype_of, fingerprint, placed
 
 
 def test_fingerprints_tell_names_shapes_and_dtypes_apart() -> None:
@@ -22,6 +23,41 @@ def test_fingerprints_tell_names_shapes_and_dtypes_apart() -> None:
     different = [of(a=zeros), of(b=zeros), of(a=zeros.T.contiguous()), of(a=zeros.double()), of(a=zeros.bfloat16())]
     assert len(set(different)) == len(different)
     assert of(a=zeros, b=zeros) == of(b=zeros, a=zeros)
+
+
+def of_one(x: Tensor, name: str = "x") -> str:
+    held = torch.nn.Module()
+    held.register_buffer(name, x)
+    return fingerprint(held)
+
+
+def by_hand(x: Tensor, name: str = "x") -> str:
+    """The slow twin: one thread, one block after the other."""
+    held = x.numpy().tobytes()
+    blocks = [held[at : at + BLOCK] for at in range(0, len(held), BLOCK)]
+    told = held if len(blocks) == 1 else b"".join(hashlib.sha256(block).digest() for block in blocks)
+    return hashlib.blake2b(f"{name}{tuple(x.shape)}{x.dtype}".encode() + told, digest_size=8).hexdigest()
+
+
+@pytest.mark.parametrize("numbers", [1, BLOCK // 4, BLOCK // 4 + 1, 3 * BLOCK // 4 - 5])
+def test_a_long_weight_is_hashed_in_blocks(numbers: int) -> None:
+    x = torch.arange(numbers, dtype=torch.float32)
+    assert of_one(x) == by_hand(x)
+    other = x.clone()
+    other[-1] += 1
+    assert of_one(other) != of_one(x)
+    swapped = torch.cat([x[BLOCK // 4 : BLOCK // 2], x[: BLOCK // 4], x[BLOCK // 2 :]])
+    assert (of_one(swapped) == of_one(x)) == torch.equal(swapped, x)
+
+
+def test_a_tied_weight_is_hashed_as_its_copy_is() -> None:
+    x, held, copied = torch.randn(BLOCK // 2), torch.nn.Module(), torch.nn.Module()
+    for name in ("a", "b"):
+        held.register_buffer(name, x)
+        copied.register_buffer(name, x.clone())
+    told: list[tuple[int, int]] = []
+    assert fingerprint(held, progress=lambda done, total: told.append((done, total))) == fingerprint(copied)
+    assert told == [(2 * BLOCK, 4 * BLOCK), (4 * BLOCK, 4 * BLOCK)]
 
 
 def test_large_finite_weights_are_weights() -> None:

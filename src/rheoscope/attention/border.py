@@ -1,15 +1,11 @@
 """The border: what comes from a user is looked at once, here, and refused in one line."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from rheoscope.attention.definition import Definition, for_every_head, positions, scores
 from rheoscope.attention.parameters import tensors
 from rheoscope.shapes import RheoscopeError
-
-if TYPE_CHECKING:
-    from rheoscope.attention.mechanism import Mechanism
 
 
 def check_finite(**tensors: Tensor) -> None:
@@ -34,7 +30,7 @@ def _surely_finite(x: Tensor) -> bool:
     return bool(x.sum().isfinite()) or bool(x.isfinite().all())
 
 
-def check_call(mechanism: "Mechanism", q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_call(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse shapes, dtypes, devices and masks for which the mechanism is not defined."""
     check_tensors(q, k, v)
     check_shapes(q, k, v)
@@ -82,7 +78,7 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def check_domain(mechanism: "Mechanism", m: int, n: int) -> None:
+def check_domain(mechanism: Definition, m: int, n: int) -> None:
     domain, what = mechanism.domain, type(mechanism.normaliser).__name__
     if domain.square and m != n:
         raise RheoscopeError(
@@ -96,10 +92,8 @@ def check_domain(mechanism: "Mechanism", m: int, n: int) -> None:
         )
 
 
-def check_parts(mechanism: "Mechanism", q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_parts(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Tables of masks and positions must fit the call; parts that hold tensors are tried on one token of every head."""
-    from rheoscope.attention.mechanism import for_every_head, positions, scores
-
     h, m, n = q.shape[1], q.shape[-2], k.shape[-2]
     mechanism.mask.fit(q.shape[0], h, m, n)
     mechanism.position.fit(q.shape[0], h, m, n, q.shape[-1])

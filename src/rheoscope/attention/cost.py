@@ -6,13 +6,8 @@ work is not counted. All numbers are for the definition; a causal mask halves wh
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from rheoscope.attention.feature import Linear, Residual, Tanh
-from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.normaliser.linear import Linear as DivideBySum
+from rheoscope.attention.definition import Definition, positions
 from rheoscope.attention.parameters import tensors
-from rheoscope.attention.score import Additive
 from rheoscope.shapes import RheoscopeError
 
 
@@ -27,7 +22,7 @@ class AttentionCost:
 
 
 def attention_cost(
-    mechanism: Mechanism,
+    mechanism: Definition,
     q: tuple[int, int, int, int],
     k: tuple[int, int, int, int],
     value_width: int | None = None,
@@ -48,55 +43,24 @@ def attention_cost(
     """
     (b, h, m, d), (_, g, n, _) = q, k
     e = d if value_width is None else value_width
-    pairs = b * h * m * n
-    if isinstance(mechanism.normaliser, DivideBySum):
+    pairs, of = b * h * m * n, mechanism.score.flops(d)
+    if mechanism.normaliser.divides_by_sum:
         between = 2 * b * h * (n + m) * d * e
     else:
-        between = 2 * pairs * (_pair_width(mechanism, d) + e)
+        between = pairs * (of.pair + 2 * e)
         between = between if mechanism.mask.forbids_nothing else _permitted(mechanism, m, n, between)
-    maps = _map_flops(mechanism.score, b * h * m, b * h * n)
+    maps = b * h * (m * of.query + n * of.key)
     io = (b * h * m * (d + e) + b * g * n * (d + e)) * element_bytes
     return AttentionCost(between + maps, io, pairs * element_bytes, sum(x.numel() for x in tensors(mechanism).values()))
 
 
-def _pair_width(mechanism: Mechanism, d: int) -> int:
-    """Multiply-adds that one score costs."""
-    score = mechanism.score
-    if isinstance(score, Additive):
-        return score.W.shape[-1]
-    phi = getattr(score, "phi", None)
-    phi = phi.f if isinstance(phi, Residual) else phi
-    last = phi.W if isinstance(phi, Linear) else phi.U if isinstance(phi, Tanh) else None
-    return d if last is None else int(last.shape[-1])
-
-
-def _permitted(mechanism: Mechanism, m: int, n: int, flops: int) -> int:
+def _permitted(mechanism: Definition, m: int, n: int, flops: int) -> int:
     """The share of pairs that the mask permits, counted on the mask itself when small, by its span otherwise."""
-    from rheoscope.attention.mechanism import positions
-
     i, j = positions(m, n)
     if m * n <= 1 << 22:
         return round(flops * float(mechanism.mask(i, j).float().mean()))
     spans = [mechanism.mask.span(int(row), int(row) + 1, n) for row in i]
     return round(flops * sum(high - low for low, high in spans) / (m * n))
-
-
-def _map_flops(score: object, queries: int, keys: int) -> int:
-    """2 x (numbers in a matrix) for each token that it maps; psi maps keys, phi maps queries (and keys when shared)."""
-    total = 0
-    for path, x in tensors(score).items():
-        if x.ndim < 2 or path.split(".")[-1] in ("b", "w"):
-            continue
-        if isinstance(score, Additive):
-            tokens = queries if path == "W" else keys
-        else:
-            tokens = keys if path.startswith("psi") else queries if hasattr(score, "psi") else queries + keys
-        total += 2 * tokens * _matrix(x)
-    return total
-
-
-def _matrix(x: Tensor) -> int:
-    return x.shape[-2] * x.shape[-1]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention.border import check_call, check_finite
+from rheoscope.attention.definition import Masked, for_every_head, positions, scores
 from rheoscope.attention.feature import added, under
-from rheoscope.attention.mechanism import Masked, Mechanism, for_every_head, positions, scores
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError, Scores
 
 

@@ -12,14 +12,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from rheoscope.attention.definition import for_every_head, reference
 from rheoscope.attention.feature import Identity
-from rheoscope.attention.mechanism import Mechanism, for_every_head, reference
-from rheoscope.attention.normaliser.domain import Normaliser
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.normaliser.domain import Normaliser, softmax
 from rheoscope.attention.normaliser.entmax import Entmax, bisect
 from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
-from rheoscope.attention.normaliser.softmax import Softmax, softmax
+from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.shapes import RheoscopeError
 
 Part = TypeVar("Part", bound=Normaliser)

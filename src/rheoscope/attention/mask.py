@@ -5,26 +5,26 @@ more). `a & b` permits what both permit. `mask.span(low, high, n)` bounds the ke
 lowering never computes a block outside it.
 """
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from rheoscope.attention.feature import of_heads
+from rheoscope.attention.part import Part
 from rheoscope.shapes import KeyAt, Permitted, RheoscopeError, RowAt
 
 
-@dataclass(frozen=True, eq=False)
-class Mask:
-    """Permits every key: the mask `none`, and what the other masks refine."""
+class Mask(Part, ABC):
+    """Which keys a query may see; `NoMask` permits all."""
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
-        return torch.ones(len(i), len(j), dtype=torch.bool, device=i.device)
+    @abstractmethod
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted: ...
 
     def __and__(self, other: "Mask") -> "Mask":
-        if type(self) is Mask:
-            return other
-        return self if type(other) is Mask else Both(self, other)
+        return self if other.forbids_nothing else Both(self, other)
 
     def span(self, low: int, high: int, n: int) -> tuple[int, int]:
         return 0, n
@@ -35,16 +35,41 @@ class Mask:
     @property
     def sees_itself(self) -> bool:
         """Whether every token is sure to be permitted to itself."""
-        return True
+        return False
 
     @property
     def forbids_nothing(self) -> bool:
-        return type(self) is Mask
+        return False
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it permits j <= i and nothing else, as kernels know it by name."""
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class NoMask(Mask):
+    """Permits every key: the mask `none`."""
+
+    forbids_nothing = True
+    sees_itself = True
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return torch.ones(len(i), len(j), dtype=torch.bool, device=i.device)
+
+    def __and__(self, other: Mask) -> Mask:
+        return other
+
+    def of_heads(self, some: list[int]) -> "NoMask":
+        return self
 
 
 @dataclass(frozen=True, eq=False)
 class Causal(Mask):
     """j <= i: a token sees itself and the past."""
+
+    is_causal = True
+    sees_itself = True
 
     def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
         return j <= i[:, None]
@@ -52,12 +77,17 @@ class Causal(Mask):
     def span(self, low: int, high: int, n: int) -> tuple[int, int]:
         return 0, max(min(high, n), 0)
 
+    def of_heads(self, some: list[int]) -> "Causal":
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class Window(Mask):
     """|i - j| < size. `Causal() & Window(size)` is the sliding window of Mistral and Gemma."""
 
     size: int
+
+    sees_itself = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.size, int) or self.size < 1:
@@ -71,12 +101,17 @@ class Window(Mask):
     def span(self, low: int, high: int, n: int) -> tuple[int, int]:
         return min(max(low - self.size + 1, 0), n), max(min(high + self.size - 1, n), 0)
 
+    def of_heads(self, some: list[int]) -> "Window":
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
     """j <= i, or j < length: the prefix sees itself both ways, the rest is causal."""
 
     length: int
+
+    sees_itself = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.length, int) or self.length < 0:
@@ -88,12 +123,17 @@ class Prefix(Mask):
     def span(self, low: int, high: int, n: int) -> tuple[int, int]:
         return 0, max(min(max(high, self.length), n), 0)
 
+    def of_heads(self, some: list[int]) -> "Prefix":
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class Document(Mask):
     """Tokens of one packed row see each other only inside their own document: ids[b, i] == ids[b, j]."""
 
     ids: Int[Tensor, "b n"]
+
+    sees_itself = True
 
     def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
         return (self.ids[:, i, None] == self.ids[:, None, j])[:, None]
@@ -106,16 +146,15 @@ class Document(Mask):
                 "type a boolean tensor (m, n) for cross attention"
             )
 
+    def of_heads(self, some: list[int]) -> "Document":
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class Padding(Mask):
     """Keys that are there: real[b, j] is False for padding, which no query sees."""
 
     real: Bool[Tensor, "b n"]
-
-    @property
-    def sees_itself(self) -> bool:
-        return False
 
     def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
         return self.real[:, None, None, j].expand(-1, 1, len(i), -1)
@@ -127,16 +166,15 @@ class Padding(Mask):
             )
         _fit("a Padding mask", self.real, [(b, n)])
 
+    def of_heads(self, some: list[int]) -> "Padding":
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class Table(Mask):
     """Any boolean table (m, n), (b, m, n) or (b, h, m, n); True permits."""
 
     permitted: Bool[Tensor, "*bh m n"]
-
-    @property
-    def sees_itself(self) -> bool:
-        return False
 
     def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
         m, n = self.permitted.shape[-2:]
@@ -149,6 +187,9 @@ class Table(Mask):
             self.permitted,
             [(m, n), (b, m, n), (1, m, n), (b, h, m, n), (b, 1, m, n), (1, h, m, n), (1, 1, m, n)],
         )
+
+    def of_heads(self, some: list[int]) -> "Table":
+        return replace(self, permitted=of_heads(self.permitted, some, 1)) if self.permitted.ndim == 4 else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +214,9 @@ class Both(Mask):
         (a0, a1), (b0, b1) = self.a.span(low, high, n), self.b.span(low, high, n)
         return max(a0, b0), max(min(a1, b1), max(a0, b0))
 
+    def of_heads(self, some: list[int]) -> "Both":
+        return replace(self, a=self.a.of_heads(some), b=self.b.of_heads(some))
+
 
 def _fit(what: str, table: Tensor, shapes: list[tuple[int, ...]]) -> None:
     if tuple(table.shape) not in shapes:
@@ -182,7 +226,7 @@ def _fit(what: str, table: Tensor, shapes: list[tuple[int, ...]]) -> None:
         )
 
 
-NAMED = {"none": Mask, "causal": Causal}
+NAMED: dict[str, Mask] = {"none": NoMask(), "causal": Causal()}
 
 
 def as_mask(mask: "Mask | str | Tensor | None") -> Mask:
@@ -195,11 +239,11 @@ def as_mask(mask: "Mask | str | Tensor | None") -> Mask:
     rheoscope.shapes.RheoscopeError: unknown mask 'casual'; type 'none', 'causal', a boolean tensor or a Mask such as Causal() & Window(128)
     """
     if mask is None:
-        return Mask()
+        return NoMask()
     if isinstance(mask, Mask):
         return mask
     if isinstance(mask, str) and mask in NAMED:
-        return NAMED[mask]()
+        return NAMED[mask]
     if isinstance(mask, Tensor):
         if mask.dtype is not torch.bool or mask.ndim not in (2, 3, 4):
             raise RheoscopeError(

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rheoscope.attention.cache import Cache
-from rheoscope.attention.mechanism import Masked, Mechanism
+from rheoscope.attention.definition import Masked
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.attention.zoo import ZOO
 from rheoscope.attention.zoo import mechanism as named
@@ -41,14 +42,16 @@ class Attention(nn.Module):
 
     def __init__(self, mechanism: Mechanism | str, **options: Any) -> None:
         super().__init__()
-        self.mechanism = named(mechanism, **options) if isinstance(mechanism, str) else mechanism
-        held = {path: x for path, x in tensors(self.mechanism).items() if x.is_floating_point()}
-        self.learned = nn.ParameterDict({path.replace(".", "_"): nn.Parameter(x.clone()) for path, x in held.items()})
+        mechanism = named(mechanism, **options) if isinstance(mechanism, str) else mechanism
+        held = {path: nn.Parameter(x.clone()) for path, x in tensors(mechanism).items() if x.is_floating_point()}
+        self.learned = nn.ParameterDict({path.replace(".", "_"): x for path, x in held.items()})
         self.paths = {path.replace(".", "_"): path for path in held}
+        self.mechanism = with_tensors(mechanism, held)
 
     def current(self) -> Mechanism:
-        """The mechanism with the parameters as they are now."""
-        return with_tensors(self.mechanism, {self.paths[name]: x for name, x in self.learned.items()})
+        """The mechanism with the parameters as they are now: made anew only where other ones have been put in their places."""
+        now, held = {self.paths[name]: x for name, x in self.learned.items()}, tensors(self.mechanism)
+        return self.mechanism if all(held[path] is x for path, x in now.items()) else with_tensors(self.mechanism, now)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None) -> Tensor:
         return self.current().attend(q, k, v, mask)

@@ -4,12 +4,14 @@ This is all that is needed to train a mechanism: `nn.Attention` keeps the tensor
 before each call.
 """
 
+from collections.abc import Hashable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 Value = TypeVar("Value")
+Structure = tuple[Hashable, ...]
 
 
 def tensors(value: Any) -> dict[str, Tensor]:
@@ -30,7 +32,7 @@ def tensors(value: Any) -> dict[str, Tensor]:
     return found
 
 
-def with_tensors(value: Value, new: dict[str, Tensor]) -> Value:
+def with_tensors(value: Value, new: Mapping[str, Tensor]) -> Value:
     """The same value with the tensors of `new` at their paths.
 
     >>> import torch
@@ -46,3 +48,21 @@ def with_tensors(value: Value, new: dict[str, Tensor]) -> Value:
         else:
             changes[name] = tensor
     return replace(value, **changes) if changes else value  # type: ignore[type-var]
+
+
+def structure(value: Any) -> Structure:
+    """All of a nested frozen value but the numbers inside its tensors: two values with equal ones differ in nothing else.
+
+    What is no dataclass, tensor, number or word (a function, say) is like nothing but itself.
+
+    >>> import torch
+    >>> from rheoscope.attention.feature import Linear
+    >>> structure(Linear(torch.eye(2))) == structure(Linear(torch.zeros(2, 2)))
+    True
+    """
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device
+    if is_dataclass(value):
+        kind: Any = type(value)
+        return kind, *(structure(getattr(value, field.name)) for field in fields(value))
+    return (value,) if value is None or isinstance(value, bool | int | float | str) else (object(),)

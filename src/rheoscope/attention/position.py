@@ -1,6 +1,6 @@
 """Where a token stands. A position acts before the score (`place` moves q and k) or beside it (`bias` adds to it).
 
-    none          nothing
+    NoPosition    nothing
     Sinusoidal    x + P(i), the sine table of 2017
     Learned       x + table[i]
     Rotary        x R(i): the score depends on i - j alone
@@ -12,15 +12,17 @@
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.feature import under
+from rheoscope.attention.feature import of_heads, under
+from rheoscope.attention.part import Part
 from rheoscope.shapes import KeyAt, RheoscopeError, RowAt, Scores
 
 Placed = Float[Tensor, "b h t d"]
@@ -30,30 +32,91 @@ Pulled = tuple[Tensor, dict[str, Tensor]]
 Biases = Float[Tensor, "*#bh m n"]
 
 
-@dataclass(frozen=True, eq=False)
-class Position:
-    """No position at all; permuting tokens permutes the result. The other positions refine it."""
+class Position(Part, ABC):
+    """Where tokens stand, seen by the score; without one (`NoPosition`), permuting tokens permutes the result."""
 
-    def place(self, x: Placed, at: At) -> Placed:
-        return x
+    @abstractmethod
+    def place(self, x: Placed, at: At) -> Placed: ...
 
-    def bias(self, i: RowAt, j: KeyAt) -> Biases | None:
-        return None
+    @abstractmethod
+    def bias(self, i: RowAt, j: KeyAt) -> Biases | None: ...
 
+    @abstractmethod
     def pull(self, at: At, dy: Placed) -> Pulled:
         """The gradient dy of the placed rows, taken back to the rows and to the position's own tensors."""
-        return dy, {}
 
+    @abstractmethod
     def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
         """The gradient r of the scores, taken back to the tensors behind the bias."""
-        return {}
 
     def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
         """Refuse a call for which this position has the wrong shape."""
 
     @property
     def nowhere(self) -> bool:
-        return type(self) is Position
+        """Whether it does nothing at all."""
+        return False
+
+    @property
+    def moves(self) -> bool:
+        """Whether `place` changes tokens."""
+        raise self.untold("moves", "whether it changes tokens before the score")
+
+    def key_bias(self, j: KeyAt) -> Float[Tensor, "h n"] | None:
+        """The bias as one number a key, up to a constant of the row, where no key lies ahead; None where it is not so."""
+        return None
+
+    def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
+        """R(delta) with place(q, i) place(k, j)^T = q R(i - j) k^T, where placing a token turns it."""
+        raise self.untold("rotation", "how it turns tokens: it has no form that depends on their offset alone")
+
+
+class Placing(Position):
+    """A position that acts before the score alone."""
+
+    moves = True
+
+    def bias(self, i: RowAt, j: KeyAt) -> None:
+        return None
+
+    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
+        return {}
+
+
+class Biasing(Position):
+    """A position that acts beside the score alone."""
+
+    moves = False
+
+    def place(self, x: Placed, at: At) -> Placed:
+        return x
+
+    def pull(self, at: At, dy: Placed) -> Pulled:
+        return dy, {}
+
+
+@dataclass(frozen=True, eq=False)
+class NoPosition(Biasing):
+    """No position at all."""
+
+    nowhere = True
+
+    def bias(self, i: RowAt, j: KeyAt) -> None:
+        return None
+
+    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
+        return {}
+
+    def of_heads(self, some: list[int]) -> "NoPosition":
+        return self
+
+
+def rotation_of(place: Callable[[Placed, At], Placed], offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
+    """R(delta) of a map that turns tokens, read off what it does to the axes; `like` gives dtype and device."""
+    at = torch.tensor([abs(offset), 0], device=like.device)
+    rows = torch.eye(width, dtype=like.dtype, device=like.device)
+    far, here = (place(rows[None, None], p.expand(width))[0, 0] for p in at)
+    return far @ here.mT if offset >= 0 else here @ far.mT
 
 
 def angles(at: At, width: int, base: float = 10000.0) -> Float[Tensor, "t half"]:
@@ -73,7 +136,7 @@ def sinusoidal_table(at: At, width: int, base: float = 10000.0) -> Float[Tensor,
 
 
 @dataclass(frozen=True, eq=False)
-class Sinusoidal(Position):
+class Sinusoidal(Placing):
     """q_i + P(i) and k_j + P(j)."""
 
     base: float = 10000.0
@@ -81,9 +144,15 @@ class Sinusoidal(Position):
     def place(self, x: Placed, at: At) -> Placed:
         return x + sinusoidal_table(at, x.shape[-1], self.base).to(x.dtype)
 
+    def pull(self, at: At, dy: Placed) -> Pulled:
+        return dy, {}
+
+    def of_heads(self, some: list[int]) -> "Sinusoidal":
+        return self
+
 
 @dataclass(frozen=True, eq=False)
-class Learned(Position):
+class Learned(Placing):
     """q_i + table[i] and k_j + table[j]."""
 
     table: Float[Tensor, "positions d"]
@@ -99,6 +168,9 @@ class Learned(Position):
     def pull(self, at: At, dy: Placed) -> Pulled:
         table = torch.zeros_like(self.table)
         return dy, {"table": table.index_add(0, at, dy.sum((0, 1)).to(table.dtype))}
+
+    def of_heads(self, some: list[int]) -> "Learned":
+        return self
 
 
 def rotary_tables(at: At, width: int, base: float = 10000.0) -> tuple[PairTable, PairTable]:
@@ -141,7 +213,7 @@ class Turn:
 
 
 @dataclass(frozen=True, eq=False)
-class Rotary(Position):
+class Rotary(Placing):
     """q_i R(i), k_j R(j) with R(i) R(j)^T = R(i - j): the score sees offsets alone (RoFormer, arXiv:2104.09864).
 
     Pair c of the first `width` coordinates (all of them by default) turns by the angle p base^{-2c/width}.
@@ -174,9 +246,15 @@ class Rotary(Position):
     def pull(self, at: At, dy: Placed) -> Pulled:
         return self.place(dy, -at), {}
 
+    def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
+        return rotation_of(self.place, offset, width, like)
+
+    def of_heads(self, some: list[int]) -> "Rotary":
+        return self
+
 
 @dataclass(frozen=True, eq=False)
-class ALiBi(Position):
+class ALiBi(Biasing):
     """-slope_h |i - j| (arXiv:2108.12409)."""
 
     slopes: Float[Tensor, " h"]
@@ -190,6 +268,12 @@ class ALiBi(Position):
 
     def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
         return {"slopes": -(r * (i[:, None] - j).abs()).sum((0, -2, -1)).to(self.slopes.dtype)}
+
+    def key_bias(self, j: KeyAt) -> Float[Tensor, "h n"]:
+        return self.slopes[:, None] * j
+
+    def of_heads(self, some: list[int]) -> "ALiBi":
+        return replace(self, slopes=self.slopes[some])
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " h"]:
@@ -205,7 +289,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " h"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Buckets(Position):
+class Buckets(Biasing):
     """table[bucket(j - i), h]: T5's relative bias, exact for near offsets, logarithmic to `max_distance`."""
 
     table: Float[Tensor, "buckets h"]
@@ -240,9 +324,12 @@ class Buckets(Position):
         far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)  # cut first: the sum would round up
         return ahead + torch.where(distance < exact, distance, far)
 
+    def of_heads(self, some: list[int]) -> "Buckets":
+        return replace(self, table=self.table[:, some])
+
 
 @dataclass(frozen=True, eq=False)
-class Bias(Position):
+class Bias(Biasing):
     """Any additive bias, given as a table (h, m, n) or (b, h, m, n) for the whole call."""
 
     table: Float[Tensor, "*bh m n"]
@@ -262,6 +349,9 @@ class Bias(Position):
 
     def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
         return {"table": r.sum_to_size(self.table.shape).to(self.table.dtype)}
+
+    def of_heads(self, some: list[int]) -> "Bias":
+        return replace(self, table=of_heads(self.table, some, -3))
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +379,18 @@ class Together(Position):
 
     def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
         return under("a", self.a.pull_bias(i, j, r)) | under("b", self.b.pull_bias(i, j, r))
+
+    @property
+    def moves(self) -> bool:
+        return self.a.moves or self.b.moves
+
+    def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
+        if self.a.moves and self.b.moves:
+            return super().rotation(offset, width, like)
+        return (self.a if self.a.moves else self.b).rotation(offset, width, like)
+
+    def of_heads(self, some: list[int]) -> "Together":
+        return replace(self, a=self.a.of_heads(some), b=self.b.of_heads(some))
 
 
 def _other_heads(what: str, x: Tensor, h: int) -> RheoscopeError:

@@ -8,21 +8,24 @@ Nearly all of them are an inner product or a distance of mapped tokens, so two s
 
 and three more (`Laplace`, `Polynomial`, `Additive`) stand alone. `SoftCap` wraps any of them.
 
-A score is a frozen value with three methods: `score(q, k)` is the formula; `score.pull(q, k, r)` carries the gradient
-r of the scores back to q, k and the score's own tensors in closed form; `score.dot(q, k)` gives the same scores as an
-ordinary dot product plus a bias per query and per key, or None where no such form exists. The last is what lets a
-metric run on a fused dot-product kernel, exactly.
+A score is a frozen value: `score(q, k)` is the formula; `score.pull(q, k, r)` carries the gradient r of the scores back
+to q, k and the score's own tensors in closed form; `score.dot(q, k)` gives the same scores as an ordinary dot product
+plus a bias per query and per key, or None where no such form exists. The last is what lets a metric run on a fused
+dot-product kernel, exactly. The rest of `Score` is what models and analyses ask.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.feature import Feature, Identity, added, under
+from rheoscope.attention.distances import distances, pull_difference
+from rheoscope.attention.feature import Feature, Identity, added, of_heads, under
+from rheoscope.attention.part import Part
 from rheoscope.shapes import Keys, Queries, RheoscopeError, Scores
 
 Pulled = tuple[Tensor, Tensor, dict[str, Tensor]]
@@ -47,21 +50,66 @@ class DotForm(NamedTuple):
         return s if self.key_bias is None else s + self.key_bias[..., None, :]
 
 
-@runtime_checkable
-class Score(Protocol):
-    """f(q, k) with its pull-back and, where there is one, its dot form.
+class Flops(NamedTuple):
+    """FLOPs for one pair of mapped tokens, and for mapping one query and one key."""
 
-    `held` is how many numbers a call keeps for one pair (q, k): a lowering sizes its blocks by it.
-    """
+    pair: int
+    query: int = 0
+    key: int = 0
 
-    @property
-    def held(self) -> int: ...
 
+class Score(Part, ABC):
+    """f(q, k) with its pull-back and, where there is one, its dot form."""
+
+    @abstractmethod
     def __call__(self, q: Tensor, k: Tensor) -> Tensor: ...
 
+    @abstractmethod
     def pull(self, q: Tensor, k: Tensor, r: Tensor) -> Pulled: ...
 
-    def dot(self, q: Tensor, k: Tensor) -> DotForm | None: ...
+    def pull_queries(self, q: Tensor, k: Tensor, r: Tensor) -> Tensor:
+        """The part of `pull` that goes to the queries."""
+        return self.pull(q, k, r)[0]
+
+    def dot(self, q: Tensor, k: Tensor) -> DotForm | None:
+        return None
+
+    @property
+    def held(self) -> int:
+        """How many numbers a call keeps for one pair (q, k): a lowering sizes its blocks by it."""
+        return 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is scale q.k of the tokens as they are."""
+        return False
+
+    @property
+    def uncapped(self) -> "Score":
+        """The score before a cap is put on it."""
+        return self
+
+    def with_columns(self, width: int) -> "Score":
+        """The same score of wider tokens, whose last `width` columns add a dot product to it, inside a cap."""
+        return Added(self, width)
+
+    def scaled(self, by: float) -> "Score":
+        """As a model has it that multiplies dot products by `by`; a score with a temperature of its own keeps that."""
+        raise self.untold("scaled", "what a model's scaling of dot products is to it")
+
+    @property
+    def bilinear(self) -> tuple[Feature, Feature] | None:
+        """phi and psi with f(q, k) = c phi(q) psi(k)^T + terms of q alone + terms of k alone, before a cap; None where there are none."""
+        raise self.untold("bilinear", "whether it is a bilinear form of mapped tokens")
+
+    @property
+    def linear_in_keys(self) -> bool:
+        """Whether a vector added to every key adds the same number to all scores of a query."""
+        raise self.untold("linear_in_keys", "whether it is linear in its keys")
+
+    def flops(self, d: int) -> Flops:
+        """What the matrix products of the definition cost, for tokens of width d."""
+        raise self.untold("flops", "what it costs")
 
 
 def _scale(scale: float | None, q: Tensor) -> float:
@@ -69,7 +117,7 @@ def _scale(scale: float | None, q: Tensor) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Gram:
+class Gram(Score):
     """f(q, k) = scale <phi(q), phi(k)>: one map for both sides, so f is symmetric and its Gram matrix is PSD.
 
     `scale=None` is 1/sqrt(d_k). `Gram()` is scaled dot-product attention (arXiv:1706.03762).
@@ -77,7 +125,6 @@ class Gram:
 
     phi: Feature = Identity()
     scale: float | None = None
-    held: ClassVar[int] = 1
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
         return self.phi(q) @ self.phi(k).mT * _scale(self.scale, q)
@@ -91,15 +138,38 @@ class Gram:
     def dot(self, q: Queries, k: Keys) -> DotForm:
         return DotForm(self.phi(q), self.phi(k), _scale(self.scale, q))
 
+    def pull_queries(self, q: Queries, k: Keys, r: Scores) -> Queries:
+        return self.phi.pull(q, _scale(self.scale, q) * (r @ self.phi(k)))[0]
+
+    @property
+    def plain(self) -> bool:
+        return self.phi.identity
+
+    @property
+    def linear_in_keys(self) -> bool:
+        return self.phi.linear
+
+    @property
+    def bilinear(self) -> tuple[Feature, Feature]:
+        return self.phi, self.phi
+
+    def scaled(self, by: float) -> "Gram":
+        return replace(self, scale=by) if self.scale is None else self
+
+    def of_heads(self, some: list[int]) -> "Gram":
+        return replace(self, phi=self.phi.of_heads(some))
+
+    def flops(self, d: int) -> Flops:
+        return Flops(2 * self.phi.width(d), self.phi.flops, self.phi.flops)
+
 
 @dataclass(frozen=True, eq=False)
-class Relation:
+class Relation(Score):
     """f(q, k) = scale <phi(q), psi(k)>: two maps, any relation, not symmetric (arXiv:2402.08856)."""
 
     phi: Feature
     psi: Feature = Identity()
     scale: float | None = None
-    held: ClassVar[int] = 1
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
         return self.phi(q) @ self.psi(k).mT * _scale(self.scale, q)
@@ -113,9 +183,26 @@ class Relation:
     def dot(self, q: Queries, k: Keys) -> DotForm:
         return DotForm(self.phi(q), self.psi(k), _scale(self.scale, q))
 
+    @property
+    def linear_in_keys(self) -> bool:
+        return self.psi.linear
+
+    @property
+    def bilinear(self) -> tuple[Feature, Feature]:
+        return self.phi, self.psi
+
+    def scaled(self, by: float) -> "Relation":
+        return replace(self, scale=by) if self.scale is None else self
+
+    def of_heads(self, some: list[int]) -> "Relation":
+        return replace(self, phi=self.phi.of_heads(some), psi=self.psi.of_heads(some))
+
+    def flops(self, d: int) -> Flops:
+        return Flops(2 * self.phi.width(d), self.phi.flops, self.psi.flops)
+
 
 @dataclass(frozen=True, eq=False)
-class Distance:
+class Distance(Score):
     """f(q, k) = -scale |phi(q) - phi(k)|^2: relevance is nearness.
 
     scale = 1/(2 sigma^2) with phi = identity is the Gaussian metric; phi(x) = x L is Mahalanobis with P = L L^T;
@@ -125,14 +212,15 @@ class Distance:
 
     phi: Feature = Identity()
     scale: float = 0.5
-    held: ClassVar[int] = 1
+
+    linear_in_keys = False
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
         return -self.scale * distances(self.phi(q), self.phi(k)).square()
 
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
         a, b = self.phi(q), self.phi(k)
-        da, db = _pull_difference(a, b, -2 * self.scale * r)
+        da, db = pull_difference(a, b, -2 * self.scale * r)
         dq, from_q = self.phi.pull(q, da)
         dk, from_k = self.phi.pull(k, db)
         return dq, dk, under("phi", added(from_q, from_k))
@@ -141,13 +229,29 @@ class Distance:
         a, b, c = self.phi(q), self.phi(k), self.scale
         return DotForm(a, b, 2 * c, lambda: -c * torch.linalg.vecdot(a, a), -c * torch.linalg.vecdot(b, b))
 
+    @property
+    def bilinear(self) -> tuple[Feature, Feature]:
+        return self.phi, self.phi
+
+    def scaled(self, by: float) -> "Distance":
+        """-by/2 |q - k|^2 = by q.k and terms of q alone and of k alone."""
+        return replace(self, scale=by / 2)
+
+    def of_heads(self, some: list[int]) -> "Distance":
+        return replace(self, phi=self.phi.of_heads(some))
+
+    def flops(self, d: int) -> Flops:
+        return Flops(2 * self.phi.width(d), self.phi.flops, self.phi.flops)
+
 
 @dataclass(frozen=True, eq=False)
-class Laplace:
+class Laplace(Score):
     """f(q, k) = -scale |q - k|, the logarithm of the (rotation-invariant) Laplace kernel exp(-scale |q - k|)."""
 
     scale: float = 1.0
-    held: ClassVar[int] = 1
+
+    bilinear = None
+    linear_in_keys = False
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
         return -self.scale * distances(q, k)
@@ -155,14 +259,20 @@ class Laplace:
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
         gap = distances(q, k)
         slope = torch.where(gap > 0, -self.scale * r / gap.clamp(min=torch.finfo(gap.dtype).tiny), 0)
-        return *_pull_difference(q, k, slope), {}
+        return *pull_difference(q, k, slope), {}
 
-    def dot(self, q: Queries, k: Keys) -> None:
-        return None
+    def of_heads(self, some: list[int]) -> "Laplace":
+        return self
+
+    def flops(self, d: int) -> Flops:
+        return Flops(2 * d)
+
+    def scaled(self, by: float) -> "Laplace":
+        return self
 
 
 @dataclass(frozen=True, eq=False)
-class Polynomial:
+class Polynomial(Score):
     """f(q, k) = log (scale q.k + offset)^degree, degree even so that the kernel is nowhere negative.
 
     Where the kernel is exactly 0 the score is -inf and the weight 0, as if the key were forbidden.
@@ -171,7 +281,9 @@ class Polynomial:
     degree: int = 2
     scale: float | None = None
     offset: float = 1.0
-    held: ClassVar[int] = 1
+
+    bilinear = None
+    linear_in_keys = False
 
     def _root(self, q: Queries, k: Keys) -> Scores:
         return q @ k.mT * _scale(self.scale, q) + self.offset
@@ -187,12 +299,18 @@ class Polynomial:
         slope = torch.where(zero, 0, self.degree * _scale(self.scale, q) * r / torch.where(zero, 1, root))
         return slope @ k, slope.mT @ q, {}
 
-    def dot(self, q: Queries, k: Keys) -> None:
-        return None
+    def of_heads(self, some: list[int]) -> "Polynomial":
+        return self
+
+    def flops(self, d: int) -> Flops:
+        return Flops(2 * d)
+
+    def scaled(self, by: float) -> "Polynomial":
+        return replace(self, scale=by) if self.scale is None else self
 
 
 @dataclass(frozen=True, eq=False)
-class Additive:
+class Additive(Score):
     """f(q, k) = tanh(q W + k U) . w, the first neural attention (Bahdanau, arXiv:1409.0473).
 
     W, U map d to a hidden width a (one map, or one a head); w weighs the hidden units.
@@ -201,6 +319,9 @@ class Additive:
     W: Float[Tensor, "*h d a"]
     U: Float[Tensor, "*h d a"]
     w: Float[Tensor, "*h a 1"]
+
+    bilinear = None
+    linear_in_keys = False
 
     @property
     def held(self) -> int:
@@ -223,16 +344,24 @@ class Additive:
         }
         return at_q @ self.W.to(q.dtype).mT, at_k @ self.U.to(k.dtype).mT, tensors
 
-    def dot(self, q: Queries, k: Keys) -> None:
-        return None
+    def scaled(self, by: float) -> "Additive":
+        return self
+
+    def of_heads(self, some: list[int]) -> "Additive":
+        return replace(self, **{name: of_heads(getattr(self, name), some, -3) for name in ("W", "U", "w")})
+
+    def flops(self, d: int) -> Flops:
+        return Flops(2 * self.W.shape[-1], 2 * d * self.W.shape[-1], 2 * d * self.U.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
-class SoftCap:
+class SoftCap(Score):
     """f(q, k) = cap tanh(score / cap): no score leaves (-cap, cap) (Gemma-2)."""
 
     score: Score
     cap: float
+
+    linear_in_keys = False
 
     def __post_init__(self) -> None:
         if not 0 < self.cap < torch.inf:
@@ -249,16 +378,36 @@ class SoftCap:
         dq, dk, tensors = self.score.pull(q, k, r * (1 - (self(q, k) / self.cap).square()))
         return dq, dk, under("score", tensors)
 
-    def dot(self, q: Queries, k: Keys) -> None:
-        return None
+    @property
+    def uncapped(self) -> Score:
+        return self.score.uncapped
+
+    def with_columns(self, width: int) -> "SoftCap":
+        return replace(self, score=self.score.with_columns(width))
+
+    @property
+    def bilinear(self) -> tuple[Feature, Feature] | None:
+        return self.score.bilinear
+
+    def scaled(self, by: float) -> "SoftCap":
+        return replace(self, score=self.score.scaled(by))
+
+    def of_heads(self, some: list[int]) -> "SoftCap":
+        return replace(self, score=self.score.of_heads(some))
+
+    def flops(self, d: int) -> Flops:
+        return self.score.flops(d)
 
 
 @dataclass(frozen=True, eq=False)
-class Added:
+class Added(Score):
     """f(q, k) + <q', k'>: the last `width` columns of queries and keys are a dot product beside any score of the others."""
 
     score: Score
     width: int
+
+    bilinear = None
+    linear_in_keys = False
 
     @property
     def held(self) -> int:
@@ -283,27 +432,12 @@ class Added:
             return None
         return form._replace(q=torch.cat([form.q, more_q / form.scale], -1), k=torch.cat([form.k, more_k], -1))
 
+    def scaled(self, by: float) -> "Added":
+        return replace(self, score=self.score.scaled(by))
 
-def distances(a: Float[Tensor, "b h m r"], b: Float[Tensor, "b h n r"]) -> Scores:
-    """|a_i - b_j| from the differences themselves: no cancellation, exactly 0 for equal rows, gradient 0 there."""
-    return _Distances.apply(a, b)
+    def of_heads(self, some: list[int]) -> "Added":
+        return replace(self, score=self.score.of_heads(some))
 
-
-class _Distances(torch.autograd.Function):
-    """cdist with a backward pass that can be differentiated again, as Jacobians of layers need it; its own cannot."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        far = torch.cdist(a.contiguous(), b.contiguous(), compute_mode="donot_use_mm_for_euclid_dist")
-        ctx.save_for_backward(a, b, far)
-        return far
-
-    @staticmethod
-    def backward(ctx: Any, pulled: Tensor) -> tuple[Tensor, Tensor]:
-        a, b, far = ctx.saved_tensors
-        return _pull_difference(a, b, torch.where(far > 0, pulled / torch.where(far > 0, far, 1), 0))
-
-
-def _pull_difference(a: Tensor, b: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_ij slope_ij (a_i - b_j), taken to a and, with the other sign, to b."""
-    return slope.sum(-1)[..., None] * a - slope @ b, slope.sum(-2)[..., None] * b - slope.mT @ a
+    def flops(self, d: int) -> Flops:
+        own = self.score.flops(d - self.width)
+        return own._replace(pair=own.pair + 2 * self.width)

@@ -69,7 +69,7 @@ def _finite(what: str, value: float) -> float:
 
 
 def _count(what: str, value: int, least: int, usual: int) -> int:
-    if not isinstance(value, int) or value < least:
+    if type(value) is not int or value < least:  # True is an int too
         raise RheoscopeError(f"{what} must be a whole number of {least} or more, got {value!r}; type {what}={usual}")
     return value
 
@@ -88,7 +88,7 @@ def _scale(scale: Scale) -> Scale:
 
 
 def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=Generator().manual_seed(seed)) * shape[-2] ** -0.5
+    return torch.randn(*shape, generator=Generator().manual_seed(_count("seed", seed, 0, 0))) * shape[-2] ** -0.5
 
 
 def _given_or_made(what: str, given: Tensor | None, dim: int | None, make: Callable[[int], Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import Position
+from rheoscope.attention.position import NoPosition
 from rheoscope.attention.score import Gram
 from rheoscope.covers.operation import Chosen
 from rheoscope.space.model import LayerEdit
@@ -61,7 +61,7 @@ def _changing(heads: list[int], anew: Anew) -> LayerEdit:
 
 
 def _even(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
-    return replace(mechanism, score=Gram(scale=0.0), position=Position()).attend(q, k, v)
+    return replace(mechanism, score=Gram(scale=0.0), position=NoPosition()).attend(q, k, v)
 
 
 def _constant(mean: Float[Tensor, "*b h e"]) -> Anew:

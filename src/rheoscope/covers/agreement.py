@@ -8,33 +8,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import Mechanism, for_every_head, scores
-from rheoscope.covers.cloud import Read, layers, provenance, tokens
+from rheoscope.attention.definition import for_every_head, scores
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.covers.reading import Read, layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.chance import q_values, rotations, two_sided, z_scores
 from rheoscope.space.head import through
 from rheoscope.space.ranks import ranked
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
-from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
-DEFINITIONS = {
-    "agreement": "mean over queries of Spearman's correlation, over keys, of score and cosine of centred x̂, given distance and key length",
-    "agreement_raw": "the same, nothing partialled out: nearness and length count as similarity",
-    "agreement_uncentred": "as agreement, the cosine of x̂ as it is, the mean of the cloud not taken away",
-    "agreement_embedding": "as agreement, the cosine of the centred embeddings of the tokens (x⁰)",
-    "position_baseline": "Spearman correlation of score and nearness −|i − j|: what position alone explains",
-    "agreement_untrained": "agreement of the control, the same architecture at initial weights, on the same text",
-    "agreement_raw_untrained": "agreement_raw of the control",
-    "queries": "queries with enough usable keys, over which means are taken",
-    "null_mean": "mean agreement of random M of the same singular values: x̂ turned at random, queries and keys apart",
-    "null_sd": "standard deviation of agreement among random M of the same singular values",
-    "z": "(agreement − null_mean) / null_sd",
-    "q_value": "share of false finds among all heads at least as far from their null (Benjamini and Hochberg, two-sided, z normal)",
-}
 MEANS = ("agreement", "agreement_raw", "agreement_uncentred", "agreement_embedding", "position_baseline")
 CONTROLLED = ("agreement", "agreement_raw")
 """Those of them that stand beside the untrained control."""
@@ -45,7 +32,6 @@ DRAWS_AT_ONCE = 4
 
 @torch.no_grad()
 def agreement(
-    view: View,
     trace: Trace,
     draws: int = 200,
     seed: int = 0,
@@ -77,12 +63,11 @@ def agreement(
     **Laws** M = I gives 1 and M = −I gives −1 for x̂ of one length around 0; in [−1, 1]; unchanged by every move that
     leaves the logits unchanged, by a scale of the scores and by anything added to a row of them.
 
-    **Siblings** `agreement_over_texts` joins several texts, `prefix_stability` says whether scores outlast another
+    **Siblings** `over_texts` joins several texts, `prefix_stability` says whether scores outlast another
     beginning, `scores` what they are made of, `distortion` what the images of the cloud lose.
 
     >>> import rheoscope as rs
-    >>> model = rs.load()
-    >>> found = rs.agreement(model.view, model.trace("The keys to the cabinet are on the table in the old hall"), draws=2)
+    >>> found = rs.agreement(rs.load().trace("The keys to the cabinet are on the table in the old hall"), draws=2)
     >>> bool((abs(found.agreement) <= 1).all())
     True
     """
@@ -94,45 +79,44 @@ def agreement(
     beside = None if control is None else _controlled(trace, control, least, keep_massive)
     steps = 1 + math.ceil(draws / DRAWS_AT_ONCE)
     tables = []
-    for done, turned in enumerate((None, *rotations(view.width, draws, seed, trace.points.device)), 1):
-        tables.append(_table(view, trace, turned, least, keep_massive))
+    for done, turned in enumerate((None, *turns(trace.view.width, draws, seed, trace.points.device)), 1):
+        tables.append(_table(trace, turned, least, keep_massive))
         if progress is not None:
             progress(done, steps)
-    told = provenance(trace, "agreement", keep_massive, draws=draws, seed=seed, least=least)
-    told |= {} if control is None else {"control": f"{control.facts['model']}, weights {control.facts['weights']}"}
-    return _labelled(view, tables[0], [table[..., 0] for table, _ in tables[1:]], beside, told)
+    attributes = provenance(trace, keep_massive, draws=draws, seed=seed, least=least)
+    attributes |= (
+        {} if control is None else {"control": f"{control.facts['model']}, weights {control.facts['weights']}"}
+    )
+    coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
+    values = _values(tables[0], [table[..., 0] for table, _ in tables[1:]], beside)
+    return AGREEMENT.answer(values, coords, attributes)
 
 
 Turned = tuple[Float[Tensor, "c d d"], Float[Tensor, "c d d"]]
 
 
-def rotations(width: int, draws: int, seed: int, device: torch.device) -> Iterator[Turned]:
+def turns(width: int, draws: int, seed: int, device: torch.device) -> Iterator[Turned]:
     """Random rotations of E for queries and for keys, a few draws at a time; the same ones serve every layer."""
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, draws, DRAWS_AT_ONCE):
-        some = min(DRAWS_AT_ONCE, draws - start)
-        Q, R = torch.linalg.qr(torch.randn(2 * some, width, width, generator=generator).to(device))
-        Q = Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without this QR does not draw evenly
+        Q = rotations(2 * min(DRAWS_AT_ONCE, draws - start), width, generator).to(device)
         yield Q[0::2], Q[1::2]
 
 
 def _table(
-    view: View, trace: Trace, turned: Turned | None, least: int, keep_massive: bool
+    trace: Trace, turned: Turned | None, least: int, keep_massive: bool
 ) -> tuple[Float[Tensor, "c layer h 5"], Float[Tensor, " layer"]]:
     """All means of all heads (of `c` turns of the clouds), and how many queries they are over."""
     start = unit(centred(exact(trace.points[0])[tokens(trace, keep_massive)]))
-    means, counts = [], []
-    for read in layers(view, trace, keep_massive, least=2):
-        q, k = sides(read, turned)
-        total, count = of_layer(read, q, k, start, least)
-        means.append(total / count if count else torch.full_like(total, float("nan")))
-        counts.append(count)
+    means, counts = zip(
+        *(kernel(read, turned, start, least) for read in layers(trace, keep_massive, least=2)), strict=True
+    )
     if not any(counts):
         raise RheoscopeError(
             f"agreement needs a query with at least {least} other keys that are not massive, and none of the "
             f"{len(start)} tokens has; type a longer text, or a smaller least=… (4 or more)"
         )
-    return torch.stack(means, 1), torch.tensor(counts, dtype=torch.float64)
+    return torch.stack(means, 1), torch.tensor(counts, dtype=torch.float64, device=start.device)
 
 
 def _controlled(trace: Trace, control: Trace, least: int, keep_massive: bool) -> Float[Tensor, "layer h 5"]:
@@ -144,14 +128,25 @@ def _controlled(trace: Trace, control: Trace, least: int, keep_massive: bool) ->
             f"a control is the same text in the same architecture: got {described[1]} beside {described[0]}"
             f"{', other tokens' if sizes[0] == sizes[1] else ''}; type control=rs.load(…, untrained=True).trace(text)"
         )
-    return _table(control.view, control, None, least, keep_massive)[0][0]
+    return _table(control, None, least, keep_massive)[0][0]
 
 
-def of_layer(
+def kernel(
+    read: Read, turned: Turned | None, start: Float[Tensor, "n d"], least: int
+) -> tuple[Float[Tensor, "c h 5"], int]:
+    """The five means of all heads of one layer (of `c` turns of its cloud), and how many queries they are over.
+
+    `start` are the directions of the tokens' embeddings; NaN where no query has enough keys.
+    """
+    total, count = over_queries(read, *sides(read, turned), start, least)
+    return (total / count if count else torch.full_like(total, float("nan"))), count
+
+
+def over_queries(
     read: Read, q: Float[Tensor, "c h n k"], k: Float[Tensor, "c h n k"], start: Float[Tensor, "n d"], least: int
 ) -> tuple[Float[Tensor, "c h 5"], int]:
     """Sums over the queries of one layer, in blocks of queries, and their number."""
-    cloud, at = centred(read.hat), read.kept
+    cloud, at = centred(read.hat), read.at
     like, length = torch.stack([unit(cloud), unit(read.hat)]), cloud.norm(dim=-1)
     bare = Mechanism(read.heads.mechanism.score, position=read.heads.mechanism.position)
     total, count = torch.zeros(*q.shape[:2], 5, dtype=torch.float64, device=q.device), 0
@@ -173,7 +168,7 @@ def of_layer(
 
 def sides(read: Read, turned: Turned | None) -> tuple[Float[Tensor, "c h n k"], Float[Tensor, "c h n k"]]:
     """Queries and keys of every head, in their places: the model's own, or those of clouds turned at random."""
-    heads, at = read.heads, read.kept
+    heads, at = read.heads, read.at
     if turned is None:
         q, k, _ = heads.read(read.x)
         q, k = q[:, :, at], k[:, :, at]
@@ -232,41 +227,58 @@ def unit(x: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t n d"]:
     return torch.where(length > 1e-6 * length.max(), x / torch.where(length > 0, length, 1), 0)
 
 
-def _labelled(
-    view: View,
+def _values(
     own: tuple[Float[Tensor, "1 layer h 5"], Float[Tensor, " layer"]],
     null: list[Float[Tensor, "_ layer h"]],
     beside: Float[Tensor, "layer h 5"] | None,
-    told: dict[str, object],
-) -> "xarray.Dataset":
-    table, queries = own
-    values: dict[str, tuple[tuple[str, ...], Tensor]] = {
-        name: (("layer", "head"), x) for name, x in zip(MEANS, table[0].unbind(-1), strict=True)
-    }
-    values["queries"] = (("layer",), queries)
+) -> dict[str, Tensor]:
+    table, queries = own[0][0], own[1]
+    values = dict(zip(MEANS, table.unbind(-1), strict=True)) | {"queries": queries}
     if beside is not None:
-        values |= {f"{name}_untrained": (("layer", "head"), beside[..., MEANS.index(name)]) for name in CONTROLLED}
+        values |= {f"{name}_untrained": beside[..., MEANS.index(name)] for name in CONTROLLED}
     if null:
         drawn = torch.cat(null)
-        found = beside_null(table[0, ..., 0], drawn.mean(0), drawn.std(0))
-        values |= {name: (("layer", "head"), x) for name, x in found.items()}
-    return dataset(values, DEFINITIONS, {"layer": range(view.layers), "head": range(view.heads)}, told)
+        mean, sd = drawn.mean(0), drawn.std(0)
+        z = z_scores(table[..., 0], mean, sd)
+        values |= {"null_mean": mean, "null_sd": sd, "z": z, "q_value": q_values(two_sided(z))}
+    return values
 
 
-def beside_null(
-    own: Float[Tensor, "layer h"], mean: Float[Tensor, "layer h"], sd: Float[Tensor, "layer h"]
-) -> dict[str, Float[Tensor, "layer h"]]:
-    """Mean and standard deviation of the null, how far each head lies from it, and its q-value among all heads."""
-    z = torch.where(sd > 0, (own - mean) / torch.where(sd > 0, sd, 1), torch.where(sd == 0, 0, sd))
-    return {"null_mean": mean, "null_sd": sd, "z": z, "q_value": q_values(torch.erfc(z.abs() / math.sqrt(2)))}
-
-
-def q_values(p: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
-    """Benjamini and Hochberg: the smallest share of false finds at which each would be called a find; NaN stays NaN."""
-    there = ~p.isnan()
-    order = p[there].argsort()
-    steps = p[there][order] * len(order) / torch.arange(1, len(order) + 1, device=p.device)
-    falling = steps.flip(0).cummin(0).values.flip(0)
-    found = p.clone()
-    found[there] = torch.empty_like(falling).index_copy_(0, order, falling)
-    return found
+OF_HEAD = ("layer", "head")
+AGREEMENT = Analysis(
+    name="agreement",
+    question="Does each head attend to what is similar in the space it reads?",
+    ask=agreement,
+    needs="trace",
+    fields={
+        "agreement": Field(
+            OF_HEAD,
+            "mean over queries of Spearman's correlation, over keys, of score and cosine of centred x̂, given distance and key length",
+            null="null_mean",
+            null_sd="null_sd",
+        ),
+        "agreement_raw": Field(OF_HEAD, "the same, nothing partialled out: nearness and length count as similarity"),
+        "agreement_uncentred": Field(
+            OF_HEAD, "as agreement, the cosine of x̂ as it is, the mean of the cloud not taken away"
+        ),
+        "agreement_embedding": Field(OF_HEAD, "as agreement, the cosine of the centred embeddings of the tokens (x⁰)"),
+        "position_baseline": Field(
+            OF_HEAD, "Spearman correlation of score and nearness −|i − j|: what position alone explains"
+        ),
+        "agreement_untrained": Field(
+            OF_HEAD, "agreement of the control, the same architecture at initial weights, on the same text"
+        ),
+        "agreement_raw_untrained": Field(OF_HEAD, "agreement_raw of the control"),
+        "queries": Field(("layer",), "queries with enough usable keys, over which means are taken"),
+        "null_mean": Field(
+            OF_HEAD,
+            "mean agreement of random M of the same singular values: x̂ turned at random, queries and keys apart",
+        ),
+        "null_sd": Field(OF_HEAD, "standard deviation of agreement among random M of the same singular values"),
+        "z": Field(OF_HEAD, "(agreement − null_mean) / null_sd"),
+        "q_value": Field(
+            OF_HEAD,
+            "share of false finds among all heads at least as far from their null (Benjamini and Hochberg, two-sided, z normal)",
+        ),
+    },
+)

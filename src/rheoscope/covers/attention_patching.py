@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import Mechanism, for_every_head
+from rheoscope.attention.definition import for_every_head
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.operation import Chosen, chosen_heads
 from rheoscope.covers.reversed_attention import at_outputs, backward, of_one
 from rheoscope.space.dataset import dataset

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.cloud import provenance
 from rheoscope.covers.fixed_point import Cloud, Map, angles, block, chosen_layers, of_map, orbit
+from rheoscope.covers.reading import provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
 from rheoscope.space.model import Model
@@ -170,5 +170,5 @@ def _labelled(
         "after": ("token", [at >= before for at in range(len(places[0]))]),
         "time": range(1, rows[0]["settling"].shape[-1] + 1),
     }
-    attributes = provenance(traces[0], "boundary", bool(told["keep_massive"]), space="raw")
+    attributes = provenance(traces[0], bool(told["keep_massive"]), analysis="boundary", space="raw")
     return dataset(values, DEFINITIONS, coords, attributes | {"massive": [t.massive() for t in traces]} | told)

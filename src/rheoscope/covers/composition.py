@@ -1,14 +1,15 @@
 """Which heads speak to which? What a head writes, as later heads read it: Q-, K- and V-composition of every two heads."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
     import xarray
 
 KINDS = ("q", "k", "v")
-DEFINITIONS = {
-    "q": "‖F₁M₂‖/(‖F₁‖‖M₂‖) − 1/√d: does the later head ask with what the earlier one wrote? 0 at random",
-    "k": "‖F₁M₂ᵀ‖/(‖F₁‖‖M₂‖) − 1/√d: does the later head look for what the earlier one wrote? 0 at random",
-    "v": "‖F₁F₂‖/(‖F₁‖‖F₂‖) − 1/√d: does the later head carry on what the earlier one wrote? 0 at random",
-    "top_score": "the largest compositions of each kind, falling",
-    "top_from": "their earlier head, as layer · heads + head",
-    "top_to": "their later head, as layer · heads + head",
-}
 
 
 @torch.no_grad()
@@ -38,7 +31,7 @@ def composition(view: View, top: int = 10, progress: Callable[[int, int], None] 
     later layer folded into M₂ and F₂ (M₂ at offset 0), less 1/√d, the root mean square for a random turn between them.
 
     **Gives** (head_from, head_to): `q`, `k`, `v`, heads named `"L0.H1"`, NaN where the first is not in an earlier layer;
-    (kind, place): `top_score`, `top_from`, `top_to`, the strongest pairs.
+    (kind, place): `top_score`, `top_from`, `top_to`, the `top` strongest pairs, or all where there are fewer.
 
     **Laws** equal to the dense products; in [−1/√d, 1 − 1/√d]; unchanged by every move that leaves the logits unchanged and
     by a scale of any operator.
@@ -52,35 +45,37 @@ def composition(view: View, top: int = 10, progress: Callable[[int, int], None] 
     >>> found.q.dims, bool(found.q.sel(head_from="L1.H0", head_to="L1.H0").isnull())
     (('head_from', 'head_to'), True)
     """
+    if view.layers < 2 or top < 1:
+        raise RheoscopeError(
+            f"composition is between heads of different layers, and top 1 or more, got {view.layers} layers and top={top}; "
+            "type top=10, or a model with more layers"
+        )
     names = [f"L{layer}.H{head}" for layer, heads in enumerate(view.blocks) for head in range(heads.count)]
-    tables = torch.full((3, len(names), len(names)), float("nan"), dtype=torch.float64)
-    counts = torch.tensor([0, *(heads.count for heads in view.blocks)]).cumsum(0).tolist()
+    tables = kernel(view.blocks, view.width, progress)
+    coords = {"head_from": names, "head_to": names, "kind": list(KINDS)}
+    attributes = {"space": "weights, gains folded", "top": top, "baseline": view.width**-0.5}
+    facts = {name: str(value) for name, value in view.facts.items()}
+    values = dict(zip(KINDS, tables, strict=True)) | strongest(tables, top)
+    return COMPOSITION.answer(values, coords, attributes | facts)
+
+
+def kernel(
+    blocks: Sequence[Heads], width: int, progress: Callable[[int, int], None] | None = None
+) -> Float[Tensor, "kind all_heads all_heads"]:
+    """q, k and v of every two heads, row = the earlier one; NaN where the first is not in an earlier layer."""
+    first = [0, *accumulate(heads.count for heads in blocks)]
+    shape, device = (len(KINDS), first[-1], first[-1]), blocks[0].W_Q.device
+    tables = torch.full(shape, float("nan"), dtype=torch.float64, device=device)
     written: list[Tensor] = []
-    for later, heads in enumerate(view.blocks):
-        to = slice(counts[later], counts[later + 1])
-        reads = read_by(heads)
+    for later, heads in enumerate(blocks):
+        to, reads = slice(first[later], first[later + 1]), read_by(heads)
         for earlier, rows in enumerate(written):
-            at = slice(counts[earlier], counts[earlier + 1])
-            tables[:, at, to] = torch.stack([pairs(rows, side) for side in reads]).cpu() - view.width**-0.5
+            at = slice(first[earlier], first[earlier + 1])
+            tables[:, at, to] = torch.stack([pairs(rows, side) for side in reads]) - width**-0.5
         written.append(written_by(heads))
         if progress is not None:
-            progress(later + 1, view.layers)
-    if not 1 <= top <= int((~tables[0].isnan()).sum()):
-        raise RheoscopeError(
-            f"top lies between 1 and the number of pairs of heads in different layers "
-            f"({int((~tables[0].isnan()).sum())}), got {top}; type top=1, or a model with more layers"
-        )
-    values: dict[str, tuple[tuple[str, ...], Tensor]] = {
-        name: (("head_from", "head_to"), table) for name, table in zip(KINDS, tables, strict=True)
-    }
-    values |= {name: (("kind", "place"), x) for name, x in strongest(tables, top).items()}
-    coords = {"head_from": names, "head_to": names, "kind": list(KINDS)}
-    return dataset(values, DEFINITIONS, coords, _told(view))
-
-
-def _told(view: View) -> dict[str, Any]:
-    told = {"analysis": "composition", "space": "weights, gains folded", "baseline": view.width**-0.5}
-    return told | {name: str(value) for name, value in view.facts.items()}
+            progress(later + 1, len(blocks))
+    return tables
 
 
 def written_by(heads: Heads) -> Float[Tensor, "h e d"]:
@@ -116,7 +111,8 @@ def _unit(A: Float[Tensor, "h m n"]) -> Float[Tensor, "h m n"]:
 
 def strongest(tables: Float[Tensor, "3 a b"], top: int) -> dict[str, Tensor]:
     """The largest entries of every table, and where they stand."""
-    score, at = tables.nan_to_num(-torch.inf).flatten(1).topk(top)
+    there = int((~tables[0].isnan()).sum())
+    score, at = tables.nan_to_num(-torch.inf).flatten(1).topk(min(top, there))
     return {"top_score": score, "top_from": at // tables.shape[-1], "top_to": at % tables.shape[-1]}
 
 
@@ -147,3 +143,28 @@ def path_weights(trace: Trace, path: Sequence[tuple[int, int]]) -> Float[Tensor,
     for layer, head in path[1:]:
         found = trace.weights(layer, head) @ found
     return found
+
+
+COMPOSITION = Analysis(
+    name="composition",
+    question="Which heads work together: what does each head write that later heads read?",
+    ask=composition,
+    needs="view",
+    fields={
+        "q": Field(
+            ("head_from", "head_to"),
+            "‖F₁M₂‖/(‖F₁‖‖M₂‖) − 1/√d: does the later head ask with what the earlier one wrote? 0 at random",
+        ),
+        "k": Field(
+            ("head_from", "head_to"),
+            "‖F₁M₂ᵀ‖/(‖F₁‖‖M₂‖) − 1/√d: does the later head look for what the earlier one wrote? 0 at random",
+        ),
+        "v": Field(
+            ("head_from", "head_to"),
+            "‖F₁F₂‖/(‖F₁‖‖F₂‖) − 1/√d: does the later head carry on what the earlier one wrote? 0 at random",
+        ),
+        "top_score": Field(("kind", "place"), "the largest compositions of each kind, falling"),
+        "top_from": Field(("kind", "place"), "their earlier head, as layer · heads + head"),
+        "top_to": Field(("kind", "place"), "their later head, as layer · heads + head"),
+    },
+)

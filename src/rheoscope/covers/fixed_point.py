@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import reference
-from rheoscope.covers.cloud import provenance, tokens
+from rheoscope.attention.definition import reference
+from rheoscope.covers.reading import provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
 from rheoscope.space.model import Model
@@ -80,7 +80,7 @@ def fixed_point(
     words = [trace.tokens[at] for at in kept.tolist()]
     coords = {"layer": chosen, "token": kept.tolist(), "word": ("token", words), "time": range(1, times + 1)}
     told = {"iterations": iterations, "seed": seed, "space": "raw"}
-    return dataset(values, DEFINITIONS, coords, provenance(trace, "fixed_point", keep_massive) | told)
+    return dataset(values, DEFINITIONS, coords, provenance(trace, keep_massive, analysis="fixed_point") | told)
 
 
 def chosen_layers(view: View, layers: Sequence[int] | None, times: int, iterations: int) -> list[int]:

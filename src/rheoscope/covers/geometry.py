@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.space.pairs import distances, inner_products
-from rheoscope.space.ranks import ordered, ranked
+from rheoscope.space.pairs import distances, inner_products, upper
+from rheoscope.space.ranks import ordered, ranked, unit_ranks
 
 COMPARED = ("spread", "neighbours", "trustworthiness", "continuity", "rsa", "cka")
 
@@ -35,24 +35,22 @@ def geometry(x: Float[Tensor, "n d"]) -> Geometry:
     """
     inner = inner_products(x.double())
     distance = distances(inner)
-    i, j = torch.triu_indices(len(x), len(x), 1, device=x.device)
-    pairs = distance[i, j]
+    pairs = upper(distance)
     others = ~torch.eye(len(x), dtype=torch.bool, device=x.device)
-    ranks = ranked(pairs[None], torch.ones_like(pairs[None], dtype=torch.bool))[0]
     near = ranked(distance, others).masked_fill(~others, float("inf"))
     places = torch.arange(len(x), dtype=torch.float64, device=x.device)
     near = near + places / (4 * len(x))  # ranks are halves apart: of equally near ones the earlier comes first
     order = torch.empty_like(near).scatter_(-1, ordered(near), places.expand_as(near))
-    return Geometry(pairs, _unit(ranks), order, _unit(inner))
+    return Geometry(pairs, unit_ranks(pairs), order, _unit(inner))
 
 
-def compared(of: Geometry, image: Geometry, k: int) -> Float[Tensor, " 6"]:
+def compared(of: Geometry, image: Geometry, nearest: int) -> Float[Tensor, " 6"]:
     """What an image keeps of a cloud: the numbers of COMPARED, in that order."""
     return torch.stack([
         spread(of, image),
-        ((of.order < k) & (image.order < k)).sum() / (k * len(of.order)),
-        1 - intruders(of, image, k),
-        1 - intruders(image, of, k),
+        ((of.order < nearest) & (image.order < nearest)).sum() / (nearest * len(of.order)),
+        1 - intruders(of, image, nearest),
+        1 - intruders(image, of, nearest),
         (of.ranks * image.ranks).sum(),
         (of.inner * image.inner).sum(),
     ])  # fmt: skip

@@ -10,27 +10,14 @@ from torch import Tensor
 
 from rheoscope.covers.scores import permitted
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads, of_head
-from rheoscope.space.model import Model
+from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
 
-_SCORES = {
-    "previous_token": "mean weight on the token just before",
-    "induction": "mean weight on the tokens that followed earlier occurrences of the same token; NaN where nothing repeats",
-    "duplicate_token": "mean weight on earlier occurrences of the same token; NaN where nothing repeats",
-    "sink": "mean weight on the first token",
-    "local": "mean weight on the window of nearest tokens, itself among them",
-    "uniform": "mean of the entropy over the log of the number of permitted keys: 1 where all weights are equal",
-}
-DEFINITIONS = {
-    "type": "previous_token, induction, duplicate_token or sink, the largest that reaches the threshold; else local, uniform or mixed",
-    **_SCORES,
-    **{f"{name}_null": f"{name} of equal weights on all permitted keys" for name in _SCORES if name != "uniform"},
-}
 SHARP = ("previous_token", "induction", "duplicate_token", "sink")
 
 
@@ -75,20 +62,18 @@ def head_types(
         tokens = min(64, vocabulary, context // 2) if tokens is None else tokens
         trace, probe = model.trace(repeated(vocabulary, tokens, seed)), f"{tokens} random tokens, twice"
     else:
+        check_made_by(model, trace)
         probe = "the text"
     rows = []
-    for layer in range(model.view.layers):
-        rows.append(of_layer(model.view.blocks[layer], trace, layer, window))
+    for layer, heads in enumerate(model.view.blocks):
+        rows.append(kernel(heads, trace.read_by(layer), trace.ids, window))
         if progress is not None:
             progress(layer + 1, model.view.layers)
-    values: dict[str, tuple[tuple[str, ...], Any]] = {}
-    for name in rows[0]:
-        dims = ("layer",) if name.endswith("_null") else ("layer", "head")
-        values[name] = (dims, torch.stack([row[name] for row in rows]))
-    values["type"] = (("layer", "head"), named({name: x.cpu() for name, (_, x) in values.items()}, threshold))
+    values: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    values["type"] = named({name: x.cpu() for name, x in values.items()}, threshold)
     coords = {"layer": range(model.view.layers), "head": range(model.view.heads)}
-    told = {"analysis": "head_types", "probe": probe, "threshold": threshold, "window": window, "seed": seed}
-    return dataset(values, DEFINITIONS, coords, told | trace.provenance)
+    attributes = {"probe": probe, "threshold": threshold, "window": window, "seed": seed}
+    return HEAD_TYPES.answer(values, coords, attributes | trace.provenance)
 
 
 def repeated(vocabulary: int, tokens: int, seed: int) -> Int[Tensor, " n"]:
@@ -100,12 +85,11 @@ def repeated(vocabulary: int, tokens: int, seed: int) -> Int[Tensor, " n"]:
     return torch.randperm(vocabulary, generator=torch.Generator().manual_seed(seed))[:tokens].repeat(2)
 
 
-def of_layer(heads: Heads, trace: Trace, layer: int, window: int) -> dict[str, Tensor]:
+def kernel(heads: Heads, x: Float[Tensor, "n d"], ids: Int[Tensor, " n"], window: int) -> dict[str, Tensor]:
     """The scores of all heads of a layer, one map of weights at a time, and those of equal weights."""
-    x = trace.read_by(layer)
     q, k, _ = heads.read(x)
     allowed = permitted(heads, len(x), x.device)
-    kinds = where(trace.ids.to(x.device), allowed, window)
+    kinds = where(ids.to(x.device), allowed, window)
     rows = []
     for head in range(heads.count):
         weights = of_head(heads.mechanism, head).weights(*heads.one(q, k, head))[0, 0]
@@ -157,3 +141,32 @@ def named(scores: dict[str, Tensor], threshold: float) -> np.ndarray:
     names = np.array([*SHARP, "local", "uniform", "mixed"])
     rest = torch.where(reached("local"), 4, torch.where(scores["uniform"] >= 0.9, 5, 6))
     return names[torch.where(sharp.amax(0) > 0, best, rest).numpy()]
+
+
+OF_KIND = {
+    "previous_token": "mean weight on the token just before",
+    "induction": "mean weight on the tokens that followed earlier occurrences of the same token; NaN where nothing repeats",
+    "duplicate_token": "mean weight on earlier occurrences of the same token; NaN where nothing repeats",
+    "sink": "mean weight on the first token",
+    "local": "mean weight on the window of nearest tokens, itself among them",
+}
+HEAD_TYPES = Analysis(
+    name="head_types",
+    question="What kind of head is it: previous-token, induction, duplicate-token, sink, local, uniform?",
+    ask=head_types,
+    needs="model",
+    fields={
+        "type": Field(
+            ("layer", "head"),
+            "previous_token, induction, duplicate_token or sink, the largest that reaches the threshold; else local, uniform or mixed",
+        )
+    }
+    | {name: Field(("layer", "head"), definition, null=f"{name}_null") for name, definition in OF_KIND.items()}
+    | {
+        "uniform": Field(
+            ("layer", "head"),
+            "mean of the entropy over the log of the number of permitted keys: 1 where all weights are equal",
+        )
+    }
+    | {f"{name}_null": Field(("layer",), f"{name} of equal weights on all permitted keys") for name in OF_KIND},
+)

@@ -12,12 +12,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from rheoscope.attention.mechanism import Mechanism, for_every_head
+from rheoscope.attention.definition import for_every_head
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
 from rheoscope.covers.reversed_attention import written_at
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.form import Columns, Form, columns, less, own_form, with_columns
-from rheoscope.space.head import Heads, of_heads
+from rheoscope.space.head import Heads
 from rheoscope.space.model import Hook, LayerEdit
 from rheoscope.space.operator import Factored
 from rheoscope.space.trace import Trace
@@ -196,7 +197,7 @@ def _editing(one: Operation, kept: Bool[Tensor, "*b n"], read: list[Tensor], add
         hat = one.heads.norm.hat(x.to(torch.promote_types(x.dtype, torch.float32)))
         centred, width, new = hat - _mean(hat, kept), v.shape[-1], out
         k, v = for_every_head(k, q.shape[1])[:, one.chosen], for_every_head(v, q.shape[1])[:, one.chosen]
-        mechanism, q = of_heads(mechanism, one.chosen), q[:, one.chosen]
+        mechanism, q = mechanism.of_heads(one.chosen), q[:, one.chosen]
         if one.form:
             more = _columns(one, centred if one.centred_form else hat, hat)
             mechanism, q, k = with_columns(mechanism, q, k, more)

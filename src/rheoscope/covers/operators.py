@@ -8,32 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads, Relevance
 from rheoscope.space.operator import Factored
+from rheoscope.space.share import exact, share
 from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
 OFFSETS = (0, 1, 2, 4, 8, 16)
-
-DEFINITIONS = {
-    "symmetry": "tr(MM)/tr(MMᵀ) of the QK circuit (M): 1 symmetric, −1 skew, about 0 at random",
-    "directionality": "(c − r)/(c + r), c and r the excess of column (key) and row norms of M over mean + 2 std; depends on the basis of E",
-    "positive_share": "Σλ⁺/Σ|λ| of the symmetric part of M: 1 where relevance grows with likeness along every direction",
-    "positive_share_null": "the same for a random M: one half, since a form of rank r has as many rising as falling directions",
-    "stable_rank_M": "‖M‖²_F/‖M‖²₂: directions that the QK circuit really uses",
-    "stable_rank_F": "‖F‖²_F/‖F‖²₂: directions that the OV circuit really uses",
-    "positivity_F": "Re Σλ/Σ|λ| of the OV circuit (F): 1 copies, −1 inverts",
-    "copying": "Re Σλ/Σ|λ| of W_E F W_U, the copying score of the circuits literature; F alone where there is no unembedding",
-    "alignment": "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance",
-    "symmetry_at": "tr(M(δ)M(−δ))/(‖M(δ)‖‖M(−δ)‖) at offset δ: 1 for tied queries and keys",
-    "singular_values_M": "singular values of M, falling",
-    "singular_values_F": "singular values of F, falling",
-    "layer_symmetry": "symmetry of the sum of M over the heads of a layer",
-    "layer_directionality": "directionality of the sum of M over the heads of a layer; depends on the basis of E",
-}
 
 
 @torch.no_grad()
@@ -62,16 +46,13 @@ def operators(view: View, raw: bool = False, progress: Callable[[int, int], None
     """
     through = None if view.unembed is None else vocabulary_gram(view, raw)
     rows = []
-    for row in side_by_side(lambda heads: of_layer(heads, through, raw), view.blocks, view.embed.device):
+    for row in side_by_side(lambda heads: kernel(heads, through, raw), view.blocks, view.embed.device):
         rows.append(row)
         if progress is not None:
             progress(len(rows), view.layers)
-    stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    dims = {1: ("layer",), 2: ("layer", "head")}
-    third = {"symmetry_at": "offset", "singular_values_M": "rank", "singular_values_F": "rank_F"}
-    values = {name: (dims.get(x.ndim, ("layer", "head", third.get(name, ""))), x) for name, x in stacked.items()}
+    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     coords = {"layer": range(view.layers), "head": range(view.heads), "offset": list(OFFSETS)}
-    return dataset(values, DEFINITIONS, coords, attributes(view, raw))
+    return OPERATORS.answer(values, coords, attributes(view, raw))
 
 
 def side_by_side(
@@ -92,7 +73,6 @@ def side_by_side(
 def attributes(view: View, raw: bool) -> dict[str, Any]:
     """The settings that made it, its formula and its source."""
     return {
-        "analysis": "operators",
         "space": "weights without gain" if raw else "x̂ (before the gain, gain folded into M and F)",
         "formula": "M = C D_g W_Q R(δ) W_Kᵀ D_g C · scale, F = C D_g W_V W_O",
         "source": "arXiv:2502.10927; transformer-circuits.pub/2021/framework",
@@ -101,16 +81,16 @@ def attributes(view: View, raw: bool) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def of_layer(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> dict[str, Tensor]:
+def kernel(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> dict[str, Tensor]:
     """All numbers of one layer, every head at once, in float32 or better."""
     turning = heads.M(raw)
-    M, F = Relevance(_float(turning.left), _float(turning.right), turning.rotation), _exact(heads.F(raw))
+    M, F = Relevance(exact(turning.left), exact(turning.right), turning.rotation), in_float(heads.F(raw))
     whole = torch.cat(list(M.left), -1) @ torch.cat(list(M.right), -2)  # of rank d: no factors are smaller than itself
     return {
         "symmetry": M.symmetry(),
         "directionality": directionality(M.row_norms(), M.column_norms()),
         "positive_share": positive_share(M),
-        "positive_share_null": torch.full((heads.count,), 0.5),
+        "positive_share_null": torch.full_like(M.left[:, 0, 0], 0.5),
         "stable_rank_M": M.stable_rank(),
         "stable_rank_F": F.stable_rank(),
         "positivity_F": positivity(F.eigenvalues()),
@@ -127,7 +107,7 @@ def of_layer(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> d
 def directionality(row_norms: Float[Tensor, "*h d"], column_norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
     """(c − r)/(c + r): does M pick out single coordinates on the key side (> 0) or on the query side (< 0)?"""
     c, r = _excess(column_norms), _excess(row_norms)
-    return torch.where(c + r > 0, (c - r) / torch.where(c + r > 0, c + r, 1), 0)
+    return share(c - r, c + r)
 
 
 def _excess(norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
@@ -144,8 +124,7 @@ def positive_share(M: Factored) -> Float[Tensor, "*h"]:
 
 def positivity(values: Tensor) -> Float[Tensor, "*h"]:
     """Re Σλ/Σ|λ| in [−1, 1]; 0 where all λ are 0."""
-    total = values.abs().sum(-1)
-    return torch.where(total > 0, values.real.sum(-1) / torch.where(total > 0, total, 1), 0)
+    return share(values.real.sum(-1), values.abs().sum(-1))
 
 
 def copying(F: Factored, through: Float[Tensor, "d d"] | None) -> Float[Tensor, "*h"]:
@@ -160,7 +139,7 @@ def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:
     C takes the mean over the words away: a vector added to every column of W_U changes no probability. `raw`: W_U W_E.
     """
     assert view.unembed is not None
-    unembed, embed = _float(view.unembed), _float(view.embed)
+    unembed, embed = exact(view.unembed), exact(view.embed)
     tied = unembed.data_ptr() == embed.data_ptr() and unembed.stride() == embed.T.stride()
     product = gram(embed) if tied else unembed @ embed
     return product if raw else view.final_norm.fold(product - unembed.mean(-1, keepdim=True) * embed.sum(0))
@@ -177,12 +156,54 @@ def gram(E: Float[Tensor, "n d"], blocks: int = 4) -> Float[Tensor, "d d"]:
 def alignment(M: Factored, F: Factored) -> Float[Tensor, "*h"]:
     """cos⟨F, Mᵀ⟩ in [−1, 1]; 0 where one of them is 0."""
     size = M.singular_values().norm(dim=-1) * F.singular_values().norm(dim=-1)  # at hand, where `norm` would begin anew
-    return torch.where(size > 0, F.inner(M.T) / torch.where(size > 0, size, 1), 0)
+    return share(F.inner(M.T), size)
 
 
-def _exact(A: Factored) -> Factored:
-    return Factored(_float(A.left), _float(A.right))
+def in_float(A: Factored) -> Factored:
+    """In float32 or better."""
+    return Factored(exact(A.left), exact(A.right))
 
 
-def _float(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+OPERATORS = Analysis(
+    name="operators",
+    question="What kind of operator is each head: does it compare both ways alike, copy, and how many directions does it use?",
+    ask=operators,
+    needs="view",
+    fields={
+        "symmetry": Field(
+            ("layer", "head"), "tr(MM)/tr(MMᵀ) of the QK circuit (M): 1 symmetric, −1 skew, about 0 at random"
+        ),
+        "directionality": Field(
+            ("layer", "head"),
+            "(c − r)/(c + r), c and r the excess of column (key) and row norms of M over mean + 2 std",
+            basis=True,
+        ),
+        "positive_share": Field(
+            ("layer", "head"),
+            "Σλ⁺/Σ|λ| of the symmetric part of M: 1 where relevance grows with likeness along every direction",
+            null="positive_share_null",
+        ),
+        "positive_share_null": Field(
+            ("layer", "head"),
+            "the same for a random M: one half, since a form of rank r has as many rising as falling directions",
+        ),
+        "stable_rank_M": Field(("layer", "head"), "‖M‖²_F/‖M‖²₂: directions that the QK circuit really uses"),
+        "stable_rank_F": Field(("layer", "head"), "‖F‖²_F/‖F‖²₂: directions that the OV circuit really uses"),
+        "positivity_F": Field(("layer", "head"), "Re Σλ/Σ|λ| of the OV circuit (F): 1 copies, −1 inverts"),
+        "copying": Field(
+            ("layer", "head"),
+            "Re Σλ/Σ|λ| of W_E F W_U, the copying score of the circuits literature; F alone where there is no unembedding",
+        ),
+        "alignment": Field(("layer", "head"), "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance"),
+        "symmetry_at": Field(
+            ("layer", "head", "offset"),
+            "tr(M(δ)M(−δ))/(‖M(δ)‖‖M(−δ)‖) at offset δ: 1 for tied queries and keys",
+        ),
+        "singular_values_M": Field(("layer", "head", "rank"), "singular values of M, falling"),
+        "singular_values_F": Field(("layer", "head", "rank_F"), "singular values of F, falling"),
+        "layer_symmetry": Field(("layer",), "symmetry of the sum of M over the heads of a layer"),
+        "layer_directionality": Field(
+            ("layer",), "directionality of the sum of M over the heads of a layer", basis=True
+        ),
+    },
+)

@@ -12,6 +12,7 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 Piece = Int[Tensor, " _"]
 """Token ids; every piece may have a length of its own."""
@@ -39,7 +40,7 @@ def pieces(model: Model, text: Any, window: int = 512) -> list[Piece]:
     return found
 
 
-def _ids(model: Any, text: Any) -> Int[Tensor, " n"]:
+def _ids(model: Model, text: Any) -> Int[Tensor, " n"]:
     """Ids of a text that may be longer than the model's context: it is cut afterwards."""
     if isinstance(text, str) and text and model.tokenizer is not None:
         return torch.tensor(model.encode(text)).long()
@@ -55,7 +56,7 @@ class Batch:
 
     which: list[int]
     ids: Int[Tensor, "b n"]
-    traces: list[Trace]
+    traces: Traces
     logits: Float[Tensor, "b n vocabulary"]
     kept: Bool[Tensor, "b n"]
     before: Float[Tensor, "b m"]
@@ -80,9 +81,9 @@ def opened(model: Model, cut: list[Piece], which: list[int]) -> Batch:
     """Pieces of one length, run as they are."""
     ids = torch.stack([cut[at] for at in which]).to(model.view.embed.device)
     traces = model.trace([cut[at] for at in which], logits=True)
-    logits = torch.stack([trace.logits for trace in traces])
+    assert traces.logits is not None
     kept = torch.stack([kept_tokens(trace) for trace in traces])
-    return Batch(which, ids, traces, logits, kept, losses(logits, ids))
+    return Batch(which, ids, traces, traces.logits, kept, losses(traces.logits, ids))
 
 
 def kept_tokens(trace: Trace) -> Bool[Tensor, " n"]:

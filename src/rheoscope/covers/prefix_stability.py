@@ -1,34 +1,38 @@
 """Do scores outlast another beginning? The scores of the same pairs of tokens under several prefixes, head by head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.attention.mechanism import Mechanism, scores
+from rheoscope.attention.definition import scores
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.agreement import AT_ONCE, sides
-from rheoscope.covers.cloud import Read, hat, provenance
+from rheoscope.covers.reading import Read, provenance, read
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Model, Text
-from rheoscope.space.ranks import ranked
+from rheoscope.space.ranks import spearman
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
 
-DEFINITIONS = {
-    "stability": "mean over queries of Spearman's correlation, over keys, of the scores of the same tokens without and with the prefix",
-    "stability_null": "the same with the scores of other tokens equally far apart, half the text further on: what place alone explains",
-    "queries": "queries with enough usable keys, over which means are taken",
-}
+BEGINNINGS, LENGTH = 2, 8
+"""How many beginnings are drawn where none are given, and how many tokens each has."""
 
 
 @torch.no_grad()
 def prefix_stability(
-    model: Model, text: Text, prefixes: Sequence[Text], least: int = 8, keep_massive: bool = False
+    model: Model,
+    text: Text,
+    prefixes: Sequence[Text] | None = None,
+    least: int = 8,
+    seed: int = 0,
+    keep_massive: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """Does a head score the same pair of tokens alike, whatever came before the text?
 
@@ -37,7 +41,8 @@ def prefix_stability(
     **Formula** the model reads the text alone, then after each prefix. For a query i, over the permitted keys j ≠ i of the
     text: Spearman correlation of s_ij without and with the prefix; the mean over queries with at least `least` such keys.
     Tokens that are massive in one of the readings are dropped. Strings are joined before they are cut into tokens; what
-    counts are the tokens at the end that all readings share.
+    counts are the tokens at the end that all readings share. Without `prefixes` two beginnings are drawn by `seed`, 8 of the
+    text's own tokens each, with repetition: ids before ids, so that every token of the text is shared.
 
     **Null** s_ij against the score of other tokens at the same distance, s_{i+m, j+m} with the prefix, m half the text: a
     head that only sees place has 1 there too.
@@ -57,6 +62,9 @@ def prefix_stability(
     >>> found.stability.dims, bool((found.stability <= 1).all())
     (('prefix', 'layer', 'head'), True)
     """
+    if prefixes is None:
+        text = model.ids(text)
+        prefixes = beginnings(text, seed)
     alone, after = readings(model, text, prefixes)
     shared = min(common_end(alone.ids, one.ids) for one in after)
     there = usable_tokens([alone, *after], shared, keep_massive)
@@ -65,16 +73,27 @@ def prefix_stability(
             f"a query needs at least {least} other keys (3 or more), and {int(there.sum())} tokens that are not massive "
             "are the same without and with every prefix; type a longer text, or prefixes that end where a word ends"
         )
-    tables = [_compared(alone, one, there, least) for one in after]
-    values = {
-        "stability": (("prefix", "layer", "head"), torch.stack([own for own, _, _ in tables])),
-        "stability_null": (("prefix", "layer", "head"), torch.stack([null for _, null, _ in tables])),
-        "queries": (("layer",), tables[0][2]),
-    }
-    told = provenance(alone, "prefix_stability", keep_massive, least=least, shared_tokens=shared)
+    tables = []
+    for one in after:
+        tables.append(_compared(alone, one, there, least))
+        if progress is not None:
+            progress(len(tables), len(after))
+    values = {name: torch.stack([table[name] for table in tables]) for name in ("stability", "stability_null")}
+    values["queries"] = tables[0]["queries"]
     view = model.view
     coords = {"prefix": [_named(one) for one in prefixes], "layer": range(view.layers), "head": range(view.heads)}
-    return dataset(values, DEFINITIONS, coords, told)
+    attributes = provenance(alone, keep_massive, least=least, seed=seed, shared_tokens=shared)
+    return PREFIX_STABILITY.answer(values, coords, attributes)
+
+
+def beginnings(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " m"]]:
+    """Two beginnings of 8 tokens drawn from a text's own.
+
+    >>> [len(one) for one in beginnings(torch.tensor([5, 6, 7]), seed=0)]
+    [8, 8]
+    """
+    drawn = torch.randint(len(ids), (BEGINNINGS, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return list(ids[drawn.to(ids.device)])
 
 
 def readings(model: Model, text: Text, prefixes: Sequence[Text]) -> tuple[Trace, list[Trace]]:
@@ -109,25 +128,25 @@ def usable_tokens(traces: Sequence[Trace], shared: int, keep_massive: bool) -> B
     return there
 
 
-def _compared(
-    alone: Trace, after: Trace, there: Bool[Tensor, " n"], least: int
-) -> tuple[Float[Tensor, "layer h"], Float[Tensor, "layer h"], Float[Tensor, " layer"]]:
+def _compared(alone: Trace, after: Trace, there: Bool[Tensor, " n"], least: int) -> dict[str, Tensor]:
     """Stability, its null and the number of queries, layer by layer."""
     rows = []
     for layer in range(alone.view.layers):
-        one, other = _last(alone, layer, len(there)), _last(after, layer, len(there))
-        own, count = alike(one, other, there, least, shift=0)
-        null, _ = alike(one, other, there, least, shift=len(there) // 2)
-        rows.append((own, null, torch.tensor(float(count), dtype=torch.float64)))
-    own, null, counts = (torch.stack(column) for column in zip(*rows, strict=True))
-    return own, null, counts
+        one, other = (read(trace, layer, _last(trace, len(there))) for trace in (alone, after))
+        rows.append(kernel(one, other, there, least))
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _last(trace: Trace, layer: int, n: int) -> Read:
-    """What a layer reads, with the last n tokens as those that count."""
-    x, heads = trace.read_by(layer), trace.view.blocks[layer]
-    at = torch.arange(len(trace) - n, len(trace), device=x.device)
-    return Read(layer, heads, x, hat(heads, x)[at], at)
+def _last(trace: Trace, n: int) -> Int[Tensor, " n"]:
+    """Places of the last n tokens."""
+    return torch.arange(len(trace) - n, len(trace), device=trace.points.device)
+
+
+def kernel(one: Read, other: Read, there: Bool[Tensor, " n"], least: int) -> dict[str, Tensor]:
+    """Stability of the heads of one layer in two readings of the same tokens, its null and the number of queries."""
+    own, count = alike(one, other, there, least, shift=0)
+    null, _ = alike(one, other, there, least, shift=len(there) // 2)
+    return {"stability": own, "stability_null": null, "queries": own.new_tensor(count)}
 
 
 def alike(one: Read, other: Read, there: Bool[Tensor, " n"], least: int, shift: int) -> tuple[Float[Tensor, " h"], int]:
@@ -137,15 +156,13 @@ def alike(one: Read, other: Read, there: Bool[Tensor, " n"], least: int, shift: 
     first, moved = torch.arange(n, device=there.device), torch.arange(shift, shift + n, device=there.device)
     total, count = torch.zeros(a[0].shape[1], dtype=torch.float64, device=there.device), 0
     for rows in first.split(max(1, AT_ONCE // (a[0].shape[1] * n))):
-        permitted = mask(one.kept[rows], one.kept[:n]) & mask(other.kept[moved[rows]], other.kept[shift:])
+        permitted = mask(one.at[rows], one.at[:n]) & mask(other.at[moved[rows]], other.at[shift:])
         tokens = there & there.roll(-shift)
         usable = permitted & tokens[:n] & tokens[rows, None] & (rows[:, None] != first)
         rows, usable = rows[usable.sum(-1) >= least], usable[usable.sum(-1) >= least]
         if len(rows):
-            x = ranked(_scores(one, a, rows, first), usable)
-            y = ranked(_scores(other, b, moved[rows], moved), usable)
-            size = (x.square().sum(-1) * y.square().sum(-1)).sqrt()
-            total += torch.where(size > 0, (x * y).sum(-1) / torch.where(size > 0, size, 1), 0).sum((0, 2))
+            x, y = _scores(one, a, rows, first), _scores(other, b, moved[rows], moved)
+            total += spearman(x, y, usable).sum((0, 2))
             count += len(rows)
     return total / count if count else torch.full_like(total, float("nan")), count
 
@@ -155,8 +172,28 @@ def _scores(
 ) -> Float[Tensor, "1 h r c"]:
     bare = Mechanism(read.heads.mechanism.score, position=read.heads.mechanism.position)
     q, k = sides
-    return scores(bare, q[:, :, rows], k[:, :, columns], read.kept[rows], read.kept[columns])
+    return scores(bare, q[:, :, rows], k[:, :, columns], read.at[rows], read.at[columns])
 
 
 def _named(prefix: Any) -> str:
     return prefix if isinstance(prefix, str) else " ".join(str(int(one)) for one in prefix)
+
+
+PREFIX_STABILITY = Analysis(
+    name="prefix_stability",
+    question="Does a head score the same pair of tokens alike, whatever came before the text?",
+    ask=prefix_stability,
+    needs="model",
+    fields={
+        "stability": Field(
+            ("prefix", "layer", "head"),
+            "mean over queries of Spearman's correlation, over keys, of the scores of the same tokens without and with the prefix",
+            null="stability_null",
+        ),
+        "stability_null": Field(
+            ("prefix", "layer", "head"),
+            "the same with the scores of other tokens equally far apart, half the text further on: what place alone explains",
+        ),
+        "queries": Field(("layer",), "queries with enough usable keys, over which means are taken"),
+    },
+)

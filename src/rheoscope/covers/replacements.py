@@ -7,7 +7,7 @@ from typing import Any
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.form import Form, Term, at_offset, exchanged, times, transposed
-from rheoscope.space.head import Heads, Turned
+from rheoscope.space.head import Heads
 from rheoscope.space.operator import Factored
 
 
@@ -38,13 +38,13 @@ def skew(heads: Heads, own: Form, rank: int) -> Form:
 
 
 def at_zero(heads: Heads, own: Form, rank: int) -> Form:
-    if not isinstance(heads.mechanism.position, Turned):
+    if not heads.mechanism.position.moves:
         return own
     return tuple(replace(term, turn="still") for term in own)
 
 
 def positive(heads: Heads, own: Form, rank: int) -> Form:
-    if isinstance(heads.mechanism.position, Turned):
+    if heads.mechanism.position.moves:
         raise RheoscopeError(
             "under RoPE M is another form at every offset, so it has no one positive part; type M='symmetric' or M='at_zero'"
         )

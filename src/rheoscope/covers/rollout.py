@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.cloud import provenance
 from rheoscope.covers.fixed_point import block, jacobian
+from rheoscope.covers.reading import provenance
 from rheoscope.covers.scores import permitted
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.dataset import dataset
@@ -73,7 +73,7 @@ def rollout(model: Model, trace: Trace, query: int = -1, probes: int = 16, seed:
         "correlation": ((), spearman(rolled["rollout"][query], flow, seen)),
         "correlation_null": ((), spearman(rolled["equal"][query], flow, seen)),
     }
-    told = provenance(trace, "rollout", True, query=query, probes=probes, seed=seed) | {"space": "raw"}
+    told = provenance(trace, True, analysis="rollout", query=query, probes=probes, seed=seed) | {"space": "raw"}
     return dataset(values, DEFINITIONS, {"token": range(n), "word": ("token", trace.tokens)}, told)
 
 

@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import for_every_head, positions
-from rheoscope.covers.cloud import provenance
+from rheoscope.attention.definition import for_every_head, positions
 from rheoscope.covers.operators import positive_share
+from rheoscope.covers.reading import provenance
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads, Norm
 from rheoscope.space.operator import Factored
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
 
 Parts = Float[Tensor, "part h n k"]
 
-DEFINITIONS = {
-    "centred": "share of (x̂_i − x̄) M (x̂_j − x̄)ᵀ, the form on the cloud, in what the softmax sees of the scores",
-    "mean_query": "share of x̄ M (x̂_j − x̄)ᵀ: keys that the mean of the cloud asks for, whoever asks (a key bias)",
-    "mean_key": "share of x̂_i M(δ) x̄ᵀ: constant along a row without RoPE (0), a preference of place with it",
-    "query_bias": "share of the bias of queries with the token as key",
-    "key_bias": "share of the bias of keys with the query and its bias: 0 without RoPE, a preference of place with it",
-    "spread": "standard deviation of the scores along a row, over permitted keys, in nats",
-    "positive_share_cloud": "Σλ⁺/Σ|λ| of the symmetric part of the centred scores on this cloud: 1 where relevance is a similarity",
-}
 SHARES = ("centred", "mean_query", "mean_key", "query_bias", "key_bias")
 
 
@@ -65,16 +57,16 @@ def scores(
         )
     kept, rows = trace.kept(keep_massive, least=2), []
     for layer, heads in enumerate(trace.view.blocks):
-        rows.append(of_layer(heads, trace.read_by(layer), kept))
+        rows.append(kernel(heads, trace.read_by(layer), kept))
         if progress is not None:
             progress(layer + 1, trace.view.layers)
-    values = {name: (("layer", "head"), torch.stack([row[name] for row in rows])) for name in DEFINITIONS}
+    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    told = provenance(trace, "scores", keep_massive, formula="Σ cov(part, score) / Σ var(score) along rows")
-    return dataset(values, DEFINITIONS, coords, told)
+    formula = "Σ cov(part, score) / Σ var(score) along rows"
+    return SCORES.answer(values, coords, provenance(trace, keep_massive, formula=formula))
 
 
-def of_layer(heads: Heads, x: Float[Tensor, "n d"], kept: Bool[Tensor, " n"]) -> dict[str, Float[Tensor, " h"]]:
+def kernel(heads: Heads, x: Float[Tensor, "n d"], kept: Bool[Tensor, " n"]) -> dict[str, Float[Tensor, " h"]]:
     """All numbers of one layer: parts of the scores one head at a time, so that one (n, n) table of each exists."""
     allowed = permitted(heads, len(x), x.device) & kept & kept[:, None]
     queries, keys = sides(heads, x, kept)
@@ -94,8 +86,7 @@ def sides(heads: Heads, x: Float[Tensor, "n d"], kept: Bool[Tensor, " n"]) -> tu
 
     Under QK-norm all three carry the realised scale of the norm and its gain.
     """
-    exact = torch.promote_types(x.dtype, torch.float32)
-    hat = heads.norm.hat(x.to(exact))
+    hat = heads.norm.hat(exact(x))
     mean = hat[kept].mean(0)
     cloud = torch.stack([hat - mean, mean.expand_as(hat)])
     q = side(heads.norm, cloud, heads.W_Q, heads.b_Q, heads.q_norm) * heads.scale
@@ -145,3 +136,37 @@ def permitted(heads: Heads, n: int, device: torch.device) -> Bool[Tensor, "n n"]
     """Which keys each query may see, by the head's own mask."""
     i, j = positions(n, n, device)
     return heads.mechanism.mask(i, j)
+
+
+SCORES = Analysis(
+    name="scores",
+    question="What are the scores of each head made of: comparing tokens, the mean of the cloud, or biases?",
+    ask=scores,
+    needs="trace",
+    fields={
+        "centred": Field(
+            ("layer", "head"),
+            "share of (x̂_i − x̄) M (x̂_j − x̄)ᵀ, the form on the cloud, in what the softmax sees of the scores",
+        ),
+        "mean_query": Field(
+            ("layer", "head"),
+            "share of x̄ M (x̂_j − x̄)ᵀ: keys that the mean of the cloud asks for, whoever asks (a key bias)",
+        ),
+        "mean_key": Field(
+            ("layer", "head"),
+            "share of x̂_i M(δ) x̄ᵀ: constant along a row without RoPE (0), a preference of place with it",
+        ),
+        "query_bias": Field(("layer", "head"), "share of the bias of queries with the token as key"),
+        "key_bias": Field(
+            ("layer", "head"),
+            "share of the bias of keys with the query and its bias: 0 without RoPE, a preference of place with it",
+        ),
+        "spread": Field(
+            ("layer", "head"), "standard deviation of the scores along a row, over permitted keys", unit="nats"
+        ),
+        "positive_share_cloud": Field(
+            ("layer", "head"),
+            "Σλ⁺/Σ|λ| of the symmetric part of the centred scores on this cloud: 1 where relevance is a similarity",
+        ),
+    },
+)

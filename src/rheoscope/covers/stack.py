@@ -7,15 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.cloud import Read, layers, provenance, tokens
 from rheoscope.covers.distortion import IMAGES, Image, images
+from rheoscope.covers.reading import layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
-from rheoscope.space.pairs import distances, inner_products
-from rheoscope.space.ranks import ranked
+from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.pairs import distances, inner_products, upper
+from rheoscope.space.ranks import unit_ranks
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
-from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
@@ -23,24 +22,9 @@ if TYPE_CHECKING:
 Inner = Float[Tensor, "n n"]
 Alike = Callable[[Tensor], Tensor]
 
-DEFINITIONS = {
-    "recovered": "Spearman correlation of all pairwise distances in the concatenated images of the heads used and in E; best first",
-    "order": "which head is added at each step, the one with which the distances agree best",
-    "recovered_random": "mean of recovered for heads added in random order",
-    "recovered_null": "mean of recovered for random projections to as many dimensions, drawn in the basis of E",
-    "recovered_cka": "cosine of centred inner products (linear CKA) of the concatenated images, heads in the same order",
-    "recovered_cka_null": "the same for random projections to as many dimensions, drawn in the basis of E",
-    "recovered_layers": "Spearman correlation of distances in the images of all heads up to this layer and of the embeddings",
-    "recovered_layers_null": "the same for the clouds that these layers read, themselves: covers that lose nothing",
-    "overlap": "mean cos² of the principal angles between the spaces that two heads read: 1 the same, 0 nothing in common",
-    "overlap_null": "the same for random spaces: r/d",
-    "rank_ratio": "sum of the heads' ranks over the rank of all that they read together: 1 where no two heads read the same",
-}
-
 
 @torch.no_grad()
 def stack(
-    view: View,
     trace: Trace,
     image: str = "query",
     draws: int = 5,
@@ -57,6 +41,7 @@ def stack(
 
     **Gives** (layer, heads_used): `recovered`, `order`, `recovered_random`, `recovered_null`, `recovered_cka`,
     `recovered_cka_null`; (layer): `recovered_layers` and its null, `overlap_null`, `rank_ratio`; (layer, head, other): `overlap`.
+    `draws=0` leaves out what random orders and random projections give.
 
     **Laws** the concatenation of isometric covers recovers everything; overlap is symmetric, 1 on the diagonal; all heads
     together recover the same in any order; unchanged by every move that leaves the logits unchanged.
@@ -64,76 +49,82 @@ def stack(
     **Siblings** `distortion` asks the same of single heads.
 
     >>> import rheoscope as rs
-    >>> model = rs.load()
-    >>> found = rs.stack(model.view, model.trace("The keys to the cabinet are on the table in the hall"))
+    >>> found = rs.stack(rs.load().trace("The keys to the cabinet are on the table in the hall"))
     >>> bool((abs(found.recovered - found.recovered_random)[:, -1] < 1e-6).all())
     True
     """
-    if image not in IMAGES or draws < 1:
+    if image not in IMAGES or draws < 0:
         raise RheoscopeError(
-            f"image is one of {', '.join(IMAGES)} and draws 1 or more, got image={image!r}, draws={draws}; "
+            f"image is one of {', '.join(IMAGES)} and draws 0 or more, got image={image!r}, draws={draws}; "
             "type image='query', draws=5"
         )
-    kept = tokens(trace, keep_massive)
+    kept = tokens(trace, keep_massive, least=4)
     start, rows = inner_products(exact(trace.points[0])[kept].double()), []
     seen_below, below, alike = torch.zeros_like(start), torch.zeros_like(start), rsa(start)
-    for read in layers(view, trace, keep_massive, least=4):
-        seen = images(read.heads)[IMAGES.index(image)]
-        inner = inner_products(seen.of(read.hat.double()))
-        seen_below, below = seen_below + inner.sum(0), below + inner_products(read.hat.double())
-        rows.append(of_layer(read, seen, inner, draws, seed))
+    for read in layers(trace, keep_massive, least=4):
+        hat, seen = read.hat.double(), images(read.heads)[IMAGES.index(image)]
+        inner = inner_products(seen.of(hat))
+        seen_below, below = seen_below + inner.sum(0), below + inner_products(hat)
+        rows.append(kernel(hat, seen, inner, draws, seed))
         rows[-1] |= {"recovered_layers": alike(seen_below), "recovered_layers_null": alike(below)}
         if progress is not None:
-            progress(len(rows), view.layers)
-    dims: dict[str, tuple[str, ...]] = dict.fromkeys(DEFINITIONS, ("layer", "heads_used"))
-    dims |= dict.fromkeys(("recovered_layers", "recovered_layers_null", "overlap_null", "rank_ratio"), ("layer",))
-    dims["overlap"] = ("layer", "head", "other")
-    values = {name: (dims[name], torch.stack([row[name] for row in rows])) for name in DEFINITIONS}
-    heads = range(view.heads)
-    coords = {"layer": range(view.layers), "heads_used": range(1, view.heads + 1), "head": heads, "other": heads}
-    told = provenance(trace, "stack", keep_massive, image=image, draws=draws, seed=seed)
-    return dataset(values, DEFINITIONS, coords, told)
+            progress(len(rows), trace.view.layers)
+    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    heads = range(trace.view.heads)
+    coords = {"layer": range(trace.view.layers), "head": heads, "other": heads}
+    coords["heads_used"] = range(1, trace.view.heads + 1)
+    return STACK.answer(values, coords, provenance(trace, keep_massive, image=image, draws=draws, seed=seed))
 
 
-def of_layer(read: Read, seen: Image, inner: Float[Tensor, "h n n"], draws: int, seed: int) -> dict[str, Tensor]:
-    """All numbers of one layer, from the inner products of the images."""
-    of, generator = inner_products(read.hat.double()), torch.Generator().manual_seed(seed)
+def kernel(
+    hat: Float[Tensor, "n d"], seen: Image, inner: Float[Tensor, "h n n"], draws: int, seed: int
+) -> dict[str, Tensor]:
+    """All numbers of one layer, from the inner products of the images that its heads have of the cloud."""
+    of = inner_products(hat)
     distant, linear = rsa(of), cka(of)
     order = greedy(inner, distant)
-    chance = [torch.randperm(len(inner), generator=generator) for _ in range(draws)]
-    shape = (draws, len(inner), read.hat.shape[-1], seen.left.shape[-1])
-    null = [inner_products(read.hat.double() @ one.to(read.hat.device)) for one in _drawn(shape, generator)]
     sizes, shared = spaces(seen.basis)
-    return {
+    found = {
         "recovered": along(inner[order], distant),
         "order": order,
-        "recovered_random": torch.stack([along(inner[one], distant) for one in chance]).mean(0),
-        "recovered_null": torch.stack([along(one, distant) for one in null]).mean(0),
         "recovered_cka": along(inner[order], linear),
-        "recovered_cka_null": torch.stack([along(one, linear) for one in null]).mean(0),
         "overlap": shared,
         "overlap_null": shared.new_tensor(min(1, seen.left.shape[-1] / seen.left.shape[-2])),
         "rank_ratio": sizes,
     }
+    return found | (by_chance(hat, inner, seen.left.shape[-1], draws, seed, distant, linear) if draws else {})
 
 
-def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+def by_chance(
+    hat: Float[Tensor, "n d"],
+    inner: Float[Tensor, "h n n"],
+    rank: int,
+    draws: int,
+    seed: int,
+    distant: Alike,
+    linear: Alike,
+) -> dict[str, Float[Tensor, " h"]]:
+    """What heads in random order recover, and what random projections of as many dimensions do."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(len(inner), generator=generator) for _ in range(draws)]
+    shape = (draws, len(inner), hat.shape[-1], rank)
+    drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    null = [inner_products(hat @ one.to(hat.device)) for one in drawn]
+    return {
+        "recovered_random": torch.stack([along(inner[one], distant) for one in orders]).mean(0),
+        "recovered_null": torch.stack([along(one, distant) for one in null]).mean(0),
+        "recovered_cka_null": torch.stack([along(one, linear) for one in null]).mean(0),
+    }
 
 
 def rsa(of: Inner) -> Alike:
     """Spearman correlation of the pairwise distances of a cloud with those of this one; 0 where one of them has none."""
-    i, j = torch.triu_indices(len(of), len(of), 1, device=of.device)
-    all_pairs = torch.ones(1, len(i), dtype=torch.bool, device=of.device)
-
-    def ranks(inner: Inner) -> Tensor:
-        return ranked(distances(inner)[i, j][None], all_pairs)
-
-    wanted = ranks(of)
-    return lambda inner: _cosine(ranks(inner), wanted)
+    wanted = unit_ranks(upper(distances(of)))
+    return lambda inner: unit_ranks(upper(distances(inner))) @ wanted
 
 
 def cka(of: Inner) -> Alike:
+    """Cosine of the inner products of a cloud with those of this one; 0 where one of them has none."""
     return lambda inner: _cosine(inner, of)
 
 
@@ -164,3 +155,46 @@ def spaces(basis: Float[Tensor, "h d r"]) -> tuple[Float[Tensor, ""], Float[Tens
     shared = torch.einsum("adr,bds->abrs", basis, basis).square().sum((-2, -1)) / basis.shape[-1]
     together = torch.linalg.matrix_rank(basis.transpose(0, 1).flatten(1), rtol=1e-6)
     return basis.shape[0] * basis.shape[-1] / together.double(), shared
+
+
+BY_HEADS = ("layer", "heads_used")
+STACK = Analysis(
+    name="stack",
+    question="Do the heads of a layer together see where all tokens lie, or do they all look at the same part?",
+    ask=stack,
+    needs="trace",
+    fields={
+        "recovered": Field(
+            BY_HEADS,
+            "Spearman correlation of all pairwise distances in the concatenated images of the heads used and in E; best first",
+            null="recovered_null",
+        ),
+        "order": Field(BY_HEADS, "which head is added at each step, the one with which the distances agree best"),
+        "recovered_random": Field(BY_HEADS, "mean of recovered for heads added in random order"),
+        "recovered_null": Field(BY_HEADS, "mean of recovered for random projections to as many dimensions", basis=True),
+        "recovered_cka": Field(
+            BY_HEADS,
+            "cosine of centred inner products (linear CKA) of the concatenated images, heads in the same order",
+            null="recovered_cka_null",
+        ),
+        "recovered_cka_null": Field(BY_HEADS, "the same for random projections to as many dimensions", basis=True),
+        "recovered_layers": Field(
+            ("layer",),
+            "Spearman correlation of distances in the images of all heads up to this layer and of the embeddings",
+            null="recovered_layers_null",
+        ),
+        "recovered_layers_null": Field(
+            ("layer",), "the same for the clouds that these layers read, themselves: covers that lose nothing"
+        ),
+        "overlap": Field(
+            ("layer", "head", "other"),
+            "mean cos² of the principal angles between the spaces that two heads read: 1 the same, 0 nothing in common",
+            null="overlap_null",
+        ),
+        "overlap_null": Field(("layer",), "the same for random spaces: r/d"),
+        "rank_ratio": Field(
+            ("layer",),
+            "sum of the heads' ranks over the rank of all that they read together: 1 where no two heads read the same",
+        ),
+    },
+)

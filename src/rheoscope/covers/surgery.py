@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor
 
-from rheoscope.attention.mechanism import positions
+from rheoscope.attention.definition import positions
 from rheoscope.covers import operation
 from rheoscope.covers.against import EVERYTHING, Against, Made, means_of, running
 from rheoscope.covers.bootstrap import RESAMPLES, interval

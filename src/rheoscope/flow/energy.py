@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.mask import Mask
+from rheoscope.attention.mask import NoMask
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import Position
+from rheoscope.attention.position import NoPosition
 from rheoscope.flow.landscape import Landscape, landscape
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import one_sided, q_values
@@ -227,7 +227,7 @@ def updated(trace: Trace, layer: int) -> Cloud:
 def altered(trace: Trace, layer: int, step: Step, own: Cloud) -> list[Cloud]:
     """The attention's displacement `own` without mask, norm, position and MLP."""
     heads, mechanism = step.field.heads, step.field.mechanism
-    free, nowhere = replace(mechanism, mask=Mask()), replace(mechanism, position=Position())
+    free, nowhere = replace(mechanism, mask=NoMask()), replace(mechanism, position=NoPosition())
     x, given = trace.read_by(layer).to(own.dtype), step.read()
     return [
         own if mechanism.mask.forbids_nothing else moved_by(heads, free, *given),

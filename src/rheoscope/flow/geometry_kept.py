@@ -11,8 +11,8 @@ from rheoscope.flow.cloud import clouds
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import mlp_at
-from rheoscope.space.pairs import distances, inner_products
-from rheoscope.space.ranks import ranked as rows_ranked
+from rheoscope.space.pairs import distances, inner_products, upper
+from rheoscope.space.ranks import unit_ranks
 from rheoscope.space.share import exact, share
 from rheoscope.space.trace import Trace
 
@@ -68,7 +68,10 @@ def kernel(points: Float[Tensor, "p n d"], strides: Sequence[int], nearest: int)
     """Every cloud against the first and against those `strides` before it."""
     n = points.shape[-2]
     far = [distances(inner_products(x.double())) for x in points]
-    ranks, near = torch.stack([ranked(d) for d in far]), torch.stack([neighbours_of(d, nearest) for d in far])
+    ranks, near = (
+        torch.stack([unit_ranks(upper(d)) for d in far]),
+        torch.stack([neighbours_of(d, nearest) for d in far]),
+    )
     rows = torch.stack([pulls(r, n) for r in ranks])
     table = torch.full((3, len(points), 1 + len(strides)), float("nan"), dtype=ranks.dtype, device=ranks.device)
     for at in range(len(points)):
@@ -95,13 +98,6 @@ def erasures(trace: Trace, kept: list[int]) -> dict[str, Tensor]:
         wrote = at(end) - at(end - 1)
         mlps.append(share((wrote * (last - at(end))).sum(), wrote.square().sum()))
     return {"erasure": torch.stack(heads), "erasure_mlp": torch.stack(mlps)}
-
-
-def ranked(d: Float[Tensor, "n n"]) -> Float[Tensor, " pairs"]:
-    """Distances of all pairs i < j as ranks, ties sharing their mean rank, centred and of length 1."""
-    i, j = torch.triu_indices(len(d), len(d), 1, device=d.device)
-    ranks = rows_ranked(d[i, j][None], torch.ones(1, len(i), dtype=torch.bool, device=d.device))[0]
-    return ranks / ranks.norm().clamp(min=1e-30)
 
 
 def pulls(rank: Float[Tensor, " pairs"], n: int) -> Float[Tensor, "2"]:

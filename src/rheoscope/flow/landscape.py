@@ -18,17 +18,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.feature import Identity, Linear
-from rheoscope.attention.mechanism import Mechanism, for_every_head, positions, scores
-from rheoscope.attention.normaliser.sink import Sink
-from rheoscope.attention.normaliser.softmax import Softmax
-from rheoscope.attention.score import Gram, Relation
+from rheoscope.attention.definition import for_every_head, positions, scores
+from rheoscope.attention.lower.block_size import numbers_in_cache
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.head import Heads, Turned, through
+from rheoscope.space.head import Heads, through
 from rheoscope.space.operator import Factored
 
-BLOCK = 1 << 18
-"""Scores held at a time, over all heads of a layer: they stay in the cache, and keys after a block are never touched."""
 Queries = Float[Tensor, "h n k"]
 
 
@@ -71,18 +67,12 @@ class Landscape:
         s = scores(self.mechanism, q[:, :, rows], self.keys[:, :, columns], i[rows], j[columns])
         top = s.amax(-1, keepdim=True)
         alpha = s.sub_(top).exp_()
-        total = alpha.sum(-1, keepdim=True).log_() + top
-        if isinstance(self.mechanism.normaliser, Sink):
-            sink = torch.as_tensor(self.mechanism.normaliser.sink, dtype=s.dtype, device=s.device)
-            total = torch.logaddexp(total, sink.reshape(-1, 1, 1).expand(total.shape[1:]))
+        total = self.mechanism.normaliser.log_total(alpha.sum(-1, keepdim=True).log_() + top)
         return total[0, ..., 0], alpha.mul_((top - total).exp_())
 
     def by_query(self, q: Tensor, k: Tensor, alpha: Tensor) -> Queries:
         """What weights pull at the placed queries: Σ_j α_ij ∂f(q_i, k_j)/∂q_i."""
-        score = self.mechanism.score
-        if isinstance(score, Gram) and isinstance(score.phi, Identity):
-            return score.dot(q, k).scale * (alpha @ k)[0]
-        return score.pull(q, k, alpha)[0][0]
+        return self.mechanism.score.pull_queries(q, k, alpha)[0]
 
     def placed(self, queries: Queries) -> Float[Tensor, "1 h n k"]:
         """Through the QK-norm and the rotation."""
@@ -96,9 +86,9 @@ class Landscape:
         return self.mechanism.mask(*positions(n, n, self.keys.device)).sum(-1).to(self.keys.dtype).log()
 
     def blocks(self, q: Float[Tensor, "1 h n k"]) -> Iterator[tuple[slice, slice]]:
-        """Rows of queries, and all keys that any of them may see."""
+        """Rows of queries, and all keys that any of them may see: keys after a block are never touched."""
         n = q.shape[-2]
-        rows = max(1, BLOCK // (q.shape[1] * n))
+        rows = max(1, numbers_in_cache(q.device) // (q.shape[1] * n))
         for low in range(0, n, rows):
             high = min(low + rows, n)
             yield slice(low, high), slice(*self.mechanism.mask.span(low, high, n))
@@ -106,7 +96,8 @@ class Landscape:
 
 def landscape(heads: Heads, hat: Float[Tensor, "n d"]) -> Landscape:
     """Λ of the heads of a layer on the cloud x̂."""
-    if type(heads.mechanism.normaliser) not in (Softmax, Sink):
+    fused = heads.mechanism.normaliser.fused
+    if fused is None or fused.dropped:
         raise RheoscopeError(
             f"the weights of these heads are {type(heads.mechanism.normaliser).__name__}, no softmax of their scores, so "
             "they climb no such energy; type a model with softmax attention"
@@ -120,11 +111,8 @@ def landscape(heads: Heads, hat: Float[Tensor, "n d"]) -> Landscape:
 
 def blind_to_shifts(heads: Heads) -> bool:
     """Whether a vector added to every key changes no weight: its part of the scores is constant along a row."""
-    score = heads.mechanism.score
-    maps = (getattr(score, "phi", None), getattr(score, "psi", Identity()))
-    linear = isinstance(score, Gram | Relation) and all(isinstance(phi, Identity | Linear) for phi in maps)
-    turned = isinstance(heads.mechanism.position, Turned) or heads.k_norm is not None
-    return linear and not turned and heads.mechanism.normaliser.shift_invariant
+    score, position, normaliser = heads.mechanism.score, heads.mechanism.position, heads.mechanism.normaliser
+    return score.linear_in_keys and normaliser.shift_invariant and not position.moves and heads.k_norm is None
 
 
 def log_interaction(hat: Float[Tensor, "n d"], M: Factored) -> Float[Tensor, ""]:

@@ -13,6 +13,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer, Translator, build
 from rheoscope.models.vocabulary import load_tokenizer
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.stages import Progress
 from rheoscope.space.weights import check_safetensors, check_weights, device_of, dtype_of, placed
 
 WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "card.json"
@@ -69,7 +70,11 @@ def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def opened(
-    directory: str | Path, device: str | None = None, dtype: str | None = None, drawn: int | None = None
+    directory: str | Path,
+    device: str | None = None,
+    dtype: str | None = None,
+    drawn: int | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Transformer | Translator, Any]:
     """The network and its tokenizer (None where there is none); `drawn`, a seed, gives initial weights.
 
@@ -81,7 +86,7 @@ def opened(
     if drawn is not None:
         wanted = torch.float32 if wanted == "auto" else wanted
     else:
-        found = fill(network, directory)
+        found = fill(network, directory, progress)
         wanted = found if wanted == "auto" else wanted
     return placed(network, place, wanted, TABLES).eval(), _tokenizer(directory, config)
 
@@ -131,7 +136,7 @@ def config_of(directory: str | Path) -> Config:
 
 
 @torch.no_grad()
-def fill(network: nn.Module, directory: str | Path) -> torch.dtype:
+def fill(network: nn.Module, directory: str | Path, progress: Progress | None = None) -> torch.dtype:
     """Put the weights of a saved model into a network of its config; gives the dtype that they are stored in."""
     from safetensors.torch import load_file
 
@@ -141,8 +146,10 @@ def fill(network: nn.Module, directory: str | Path) -> torch.dtype:
     check_safetensors(file)
     held, own = load_file(file), own_tensors(network)
     _check_fit(file, held, own)
-    for name, x in own.items():
+    for done, (name, x) in enumerate(own.items(), 1):
         x.copy_(held[name])
+        if progress is not None:
+            progress(done, len(own))
     check_weights(network)
     return next(iter(held.values())).dtype
 

@@ -1,10 +1,15 @@
 """All that determines a Transformer, as one frozen value that JSON can hold."""
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.zoo import ZOO
+from rheoscope.attention.zoo import mechanism as named
 from rheoscope.shapes import RheoscopeError
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -13,6 +18,42 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "norm": ("rms", "layer", "none"),
     "placement": ("pre", "post"),
     "ffn": ("swiglu", "gelu", "relu"),
+}
+
+Allowed = tuple[Callable[[Any], bool], str, str]
+"""Whether a value will do, what is wanted, and what to type."""
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 1  # True is an int too
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _options(value: Any) -> bool:
+    """A dict that JSON holds, and gives back as it was."""
+    try:
+        return isinstance(value, dict) and json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError):
+        return False
+
+
+ALLOWED: dict[str, Allowed] = {
+    **dict.fromkeys(
+        ("vocabulary", "width", "depth", "heads", "kv_heads", "head_width", "hidden", "context"),
+        (_count, "a whole number of 1 or more", "4"),
+    ),
+    **dict.fromkeys(("bias", "tied", "scaled_embedding"), (lambda value: type(value) is bool, "True or False", "True")),
+    **dict.fromkeys(
+        ("dropout", "attention_dropout"),
+        (lambda value: _number(value) and 0 <= value < 1, "a share below 1", "0.1"),
+    ),
+    "branch": (lambda value: _number(value) and value > 0, "a positive number", "1.0"),
+    "eps": (lambda value: _number(value) and value > 0, "a positive number", "1e-5"),
+    "base": (lambda value: _number(value) and value > 0, "a positive number", "10000.0"),
+    "options": (_options, "names and values that JSON holds", "{}"),
 }
 
 
@@ -64,22 +105,38 @@ class Config:
         self._check()
 
     def _check(self) -> None:
-        for name in ("vocabulary", "width", "depth", "heads", "kv_heads", "head_width", "hidden", "context"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise RheoscopeError(f"{name} must be a whole number of 1 or more, got {value!r}; type {name}=4")
+        self._check_fields()
         if self.heads % self.kv_heads:
             raise RheoscopeError(
                 f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}; type kv_heads={self.heads}"
             )
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise RheoscopeError(f"unknown {name} {getattr(self, name)!r}; type one of {', '.join(known)}")
         if self.position == "rotary" and self.head_width % 2:
             raise RheoscopeError(f"rotary turns pairs: an even head_width, got {self.head_width}; type another width")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise RheoscopeError(f"{name} is a share below 1, got {getattr(self, name)!r}; type {name}=0.1")
+        if "dim" in self.options:
+            raise RheoscopeError(
+                f"a mechanism reads queries of head_width={self.head_width}, got options with a dim; type head_width=…"
+            )
+        normaliser = self.attention().normaliser
+        if self.attention_dropout and (normaliser.fused is None or not normaliser.fused.bare):
+            raise RheoscopeError(
+                f"attention_dropout drops weights of a softmax, {self.mechanism!r} has {type(normaliser).__name__}; "
+                "type attention_dropout=0"
+            )
+
+    def _check_fields(self) -> None:
+        """Every field by itself: its type and what it may be."""
+        told = asdict(self)
+        for name, (allowed, what, usual) in ALLOWED.items():
+            if not allowed(told[name]):
+                raise RheoscopeError(f"{name} must be {what}, got {told[name]!r}; type {name}={usual}")
+        for name, known in CHOICES.items():
+            if told[name] not in known:
+                raise RheoscopeError(f"unknown {name} {told[name]!r}; type one of {', '.join(known)}")
+
+    def attention(self) -> Mechanism:
+        """The named mechanism with its options, and the width of a head where it learns maps of tokens."""
+        learned = self.mechanism in ZOO and ZOO[self.mechanism].needs_dim
+        return named(self.mechanism, **(self.options | ({"dim": self.head_width} if learned else {})))
 
     def save(self, file: Path) -> None:
         """As config.json, with the words that tell Rheoscope's own checkpoints from others."""

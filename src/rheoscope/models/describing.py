@@ -26,6 +26,7 @@ from rheoscope.models.transformer import (
 )
 from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Heads, Norm
+from rheoscope.space.stages import Progress
 from rheoscope.space.step import EMBED, Step
 from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
 from rheoscope.space.view import View
@@ -36,17 +37,17 @@ Rows = list[tuple[Tensor, Tensor | None]]
 Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-def described(network: Any, tokenizer: Any, name: str) -> Trained | Translating:
+def described(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Trained | Translating:
     """The model with its View, not yet certified."""
     check_weights(network)
     if isinstance(network, Translator):
         source = describe(network.encoder)
         target = describe(network.decoder, source.final_norm)
         far = view_of(source, network.encoder, None, facts(network.encoder, name))
-        near = view_of(target, network.decoder, network.unembed, facts(network, name))
+        near = view_of(target, network.decoder, network.unembed, facts(network, name, progress))
         return Translating(network, _library(tokenizer), target, near, source, far)
     said = describe(network.stack)
-    view = view_of(said, network.stack, network.unembed, facts(network, name))
+    view = view_of(said, network.stack, network.unembed, facts(network, name, progress))
     return Trained(network, _library(tokenizer), said, view)
 
 
@@ -64,7 +65,7 @@ def view_of(said: Description, stack: Stack, unembed: nn.Linear | None, facts: d
     )
 
 
-def facts(network: Any, name: str) -> dict[str, Any]:
+def facts(network: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
     """Where a result comes from: stored with everything that is computed."""
     config, weight = network.config, next(network.parameters())
     return {
@@ -72,7 +73,7 @@ def facts(network: Any, name: str) -> dict[str, Any]:
         "type": "rheoscope",
         "family": config.form,
         "mechanism": config.mechanism,
-        "weights": fingerprint(network, config.function()),
+        "weights": fingerprint(network, config.function(), progress),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
     }

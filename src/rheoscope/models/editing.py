@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rheoscope.attention.mechanism import Masked, Mechanism
+from rheoscope.attention.definition import Masked
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.space.editing import by_layer
 from rheoscope.space.model import Edits, LayerEdit
 from rheoscope.space.stream import Description

@@ -20,6 +20,7 @@ from rheoscope.attention.position import (
     HALVES,
     ALiBi,
     Buckets,
+    NoPosition,
     Position,
     Turn,
     alibi_slopes,
@@ -53,7 +54,7 @@ class Places(nn.Module):
 
     def position(self) -> Position:
         """The position that the mechanism of a View has: what acts on queries and keys, or on their scores."""
-        return self.between() or Position()
+        return self.between() or NoPosition()
 
 
 class LearnedTable(Places):

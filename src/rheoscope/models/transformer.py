@@ -19,11 +19,7 @@ from rheoscope.attention.cache import Answering, Cache, Remembered
 from rheoscope.attention.mask import Mask, Padding, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
-from rheoscope.attention.normaliser.dropped import Dropped
-from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import Position, Turn
-from rheoscope.attention.zoo import ZOO
-from rheoscope.attention.zoo import mechanism as named
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
 from rheoscope.models.places import PLACES, LearnedTable
@@ -193,7 +189,7 @@ class SelfAttention(nn.Module):
         self.heads, self.kv_heads, self.head_width = config.heads, config.kv_heads, config.head_width
         self.read = nn.Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_width, bias=config.bias)
         self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
-        self.mechanism = attention_of(config, as_mask("causal" if causal else None))
+        self.mechanism = Attention(config.attention().under(as_mask("causal" if causal else None)))
         self.dropped = config.attention_dropout
 
     def forward(
@@ -233,7 +229,7 @@ class CrossAttention(nn.Module):
         self.ask = nn.Linear(config.width, self.heads * self.head_width, bias=config.bias)
         self.read = nn.Linear(config.width, 2 * self.kv_heads * self.head_width, bias=config.bias)
         self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
-        self.mechanism, self.dropped = attention_of(config, Mask()), config.attention_dropout
+        self.mechanism, self.dropped = Attention(config.attention()), config.attention_dropout
 
     def forward(self, u: Cloud, memory: Memory, across: Mask | None = None, cache: LayerCache | None = None) -> Cloud:
         q = self.ask(u).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
@@ -255,21 +251,7 @@ def attend(
 
 def dropping(mechanism: Mechanism, share: float) -> Mechanism:
     """The mechanism with a share of its weights dropped: while it trains."""
-    return replace(mechanism, normaliser=Dropped(share)) if share else mechanism
-
-
-def attention_of(config: Config, mask: Mask) -> Attention:
-    """The named mechanism with its options under a mask, and the width of a head where it learns maps of tokens."""
-    if config.mechanism not in ZOO:
-        raise RheoscopeError(f"unknown mechanism {config.mechanism!r}; type one of {', '.join(ZOO)}")
-    width = {"dim": config.head_width} if ZOO[config.mechanism].needs_dim else {}
-    attention = Attention(named(config.mechanism, **(width | config.options)).under(mask))
-    if config.attention_dropout and type(attention.mechanism.normaliser) is not Softmax:
-        raise RheoscopeError(
-            f"attention_dropout drops weights of a softmax, {config.mechanism!r} has "
-            f"{type(attention.mechanism.normaliser).__name__}; type attention_dropout=0"
-        )
-    return attention
+    return replace(mechanism, normaliser=mechanism.normaliser.dropping(share)) if share else mechanism
 
 
 class FFN(nn.Module):

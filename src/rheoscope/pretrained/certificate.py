@@ -7,21 +7,26 @@ from torch import Tensor
 
 from rheoscope.space import certificate
 from rheoscope.space.certificate import Certificate, probe
+from rheoscope.space.stages import Progress, stage
 from rheoscope.space.trace import Trace
 
 
-def certify(model: Any) -> Certificate:
+def certify(model: Any, progress: Progress | None = None) -> Certificate:
     """The View against the model's eager attention on eight tokens; refused where they differ."""
-    return certificate.certify(*attended(model, probe(model.view)))
+    trace, own = attended(model, probe(model.view), stage(progress, 0, 50))
+    return certificate.certify(trace, own, stage(progress, 50, 100))
 
 
 @torch.no_grad()
-def attended(model: Any, ids: Tensor) -> tuple[Trace, list[Tensor]]:
+def attended(model: Any, ids: Tensor, progress: Progress | None = None) -> tuple[Trace, list[Tensor]]:
     """One run of the model's eager implementation: its points, and its own weights (h, n, n) of every layer on them."""
-    original, own = model.network.config._attn_implementation, []
-    keep = [
-        attn.register_forward_hook(lambda module, args, out: own.append(out[1][0])) for attn in model.said.attentions
-    ]
+    original, own, tell = model.network.config._attn_implementation, [], stage(progress, 0, 100)
+
+    def keep_weights(module: Any, args: Any, out: Any) -> None:
+        own.append(out[1][0])
+        tell(len(own), model.view.layers)
+
+    keep = [attn.register_forward_hook(keep_weights) for attn in model.said.attentions]
     model.network.set_attn_implementation("eager")
     try:
         trace = model.trace(ids)

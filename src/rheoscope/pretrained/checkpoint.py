@@ -4,7 +4,7 @@ import copy
 import json
 import socket
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from urllib.request import getproxies
 import torch
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.stages import Progress, stage
 from rheoscope.space.weights import check_safetensors, device_of, dtype_of, placed
 
 TOKENIZER_FILES = (
@@ -29,14 +30,19 @@ TABLES = ("inv_freq",)
 
 
 def opened(
-    source: str | Path, device: str | None, dtype: str | None, revision: str | None, drawn: int | None
+    source: str | Path,
+    device: str | None,
+    dtype: str | None,
+    revision: str | None,
+    drawn: int | None,
+    progress: Progress | None = None,
 ) -> tuple[Any, Any, tuple[str, ...]]:
     """The network, its tokenizer (None where there is none) and the weights it is read without (see `fitted`).
 
     `drawn`, a seed, gives the architecture at initial weights: then no file with weights is looked for.
     """
     _need_transformers()
-    with quiet():
+    with quiet(), counting(stage(progress, 0, 100)):
         return _opened(source, device, dtype, revision, drawn)
 
 
@@ -57,6 +63,32 @@ def quiet() -> Iterator[None]:
         hub.set_verbosity(levels[1])
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def counting(progress: Progress) -> Iterator[None]:
+    """While transformers reads weights, tell how many it has; it lets others count since 5.4."""
+    from transformers.utils import logging
+
+    if not hasattr(logging, "set_tqdm_hook"):
+        yield
+        return
+
+    def hook(bar: Any, args: Any, kw: Any) -> Any:
+        held = args[0] if args else kw.get("iterable")
+        return bar(*args, **kw) if held is None else _counted(held, progress)
+
+    before = logging.set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+
+
+def _counted(held: Collection[Any], progress: Progress) -> Iterator[Any]:
+    for done, one in enumerate(held, 1):
+        yield one
+        progress(done, len(held))
 
 
 def _opened(

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from rheoscope.pretrained.families import family_of
 from rheoscope.pretrained.running import Pretrained
+from rheoscope.space.stages import Progress
 from rheoscope.space.view import View
 from rheoscope.space.weights import check_weights, fingerprint
 
 
-def described(network: Any, tokenizer: Any, name: str) -> Pretrained:
+def described(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Pretrained:
     """The model with its View, not yet certified."""
     family = family_of(network.config)
     check_weights(network)
@@ -27,19 +28,19 @@ def described(network: Any, tokenizer: Any, name: str) -> Pretrained:
         mlps=said.mlps,
         context=_context(network.config),
         logit_cap=getattr(network.config, "final_logit_softcapping", None),
-        facts=facts(network, family, name),
+        facts=facts(network, family, name, progress),
     )
     return Pretrained(network, tokenizer, said, view)
 
 
-def facts(network: Any, family: Any, name: str) -> dict[str, Any]:
+def facts(network: Any, family: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
     """Where a result comes from: stored with everything that is computed."""
     weight = next(network.parameters())
     return {
         "model": name,
         "type": network.config.model_type,
         "family": family.__name__.rsplit(".", 1)[-1],
-        "weights": fingerprint(network),
+        "weights": fingerprint(network, progress=progress),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
     }

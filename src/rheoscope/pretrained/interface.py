@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rheoscope.attention.border import check_call
-from rheoscope.attention.mask import Causal, Mask, Table, Window
-from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.definition import reference
+from rheoscope.attention.mask import Causal, Mask, NoMask, Table, Window
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
-from rheoscope.attention.normaliser.linear import Linear
-from rheoscope.attention.normaliser.sink import Sink
-from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import Bias
-from rheoscope.attention.score import Distance, Gram, Polynomial, Relation, Score, SoftCap
+from rheoscope.attention.score import SoftCap
 from rheoscope.attention.zoo import ZOO
 from rheoscope.shapes import RheoscopeError
 
@@ -242,7 +240,7 @@ class Call:
     k: Tensor
     v: Tensor
     bias: Tensor | None
-    mask: Mask = Mask()
+    mask: Mask = NoMask()
 
 
 def lay(q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Call:
@@ -317,38 +315,20 @@ def mechanism_for(module: nn.Module, name: str, q: Tensor) -> Mechanism:
 
 def honour(mechanism: Mechanism, call: Call, asked: Asked) -> Mechanism:
     """The mechanism as the model asks for it: its scale, cap, sinks, bias and mask."""
-    score = rescaled(mechanism.score, call.q.shape[-1] ** -0.5 if asked.scaling is None else asked.scaling)
+    score = mechanism.score.scaled(call.q.shape[-1] ** -0.5 if asked.scaling is None else asked.scaling)
     if asked.softcap is not None:
         score = SoftCap(score, asked.softcap)
     mechanism = replace(mechanism, score=score)
     if asked.sinks is not None:
-        mechanism = replace(mechanism, normaliser=sink(mechanism, asked.sinks))
+        mechanism = replace(mechanism, normaliser=mechanism.normaliser.with_sink(asked.sinks.flatten()))
     if call.bias is not None:
         refuse_a_bias(mechanism)
         mechanism = replace(mechanism, position=Bias(call.bias))
     return mechanism.under(call.mask)
 
 
-def rescaled(score: Score, scaling: float) -> Score:
-    """A model's scaling is the scale of a dot product; scores with a temperature of their own keep it."""
-    if isinstance(score, Distance):
-        return replace(score, scale=scaling / 2)
-    if isinstance(score, Gram | Relation | Polynomial) and score.scale is None:
-        return replace(score, scale=scaling)
-    return score
-
-
-def sink(mechanism: Mechanism, sinks: Tensor) -> Sink:
-    if not isinstance(mechanism.normaliser, Softmax | Sink):
-        raise RheoscopeError(
-            f"this model has attention sinks (s_aux), which {type(mechanism.normaliser).__name__} has no place for; "
-            "type a softmax mechanism such as attn_implementation='rheoscope:scaled_dot'"
-        )
-    return Sink(sinks.flatten())
-
-
 def refuse_a_bias(mechanism: Mechanism) -> None:
-    if isinstance(mechanism.normaliser, Linear):
+    if mechanism.normaliser.divides_by_sum:
         raise RheoscopeError(
             "this model adds a bias to its scores, and linear attention divides by a sum of scores that must not be "
             "negative; type attn_implementation='rheoscope:scaled_dot'"

@@ -12,6 +12,7 @@ import typer
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report import command
 from rheoscope.report.jobs import job_of
+from rheoscope.report.progress import opened
 from rheoscope.report.texts import text_of
 from rheoscope.report.typed import heads_of, numbers_of, token_of
 from rheoscope.space.analysis import Analysis
@@ -102,7 +103,7 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
     def run(**typed: Any) -> None:
         files = command.Files(typed["json"], typed["csv"], typed["html"])
         said = None if asked.needs == "view" else text_of(typed["text"], typed["file"])
-        model = command.opened(typed["model"], typed["device"], typed["dtype"])
+        model = opened(typed["model"], typed["device"], typed["dtype"])
         settings = {name: option.read(name, typed[name], model) for name, option in options.items()}
         command.run(job_of(asked.name), model, said, settings, files, explain=typed["explain"])
 

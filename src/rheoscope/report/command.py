@@ -47,13 +47,6 @@ class Files:
         return self.json is not None or self.csv is not None or self.html is not None
 
 
-def opened(name: str | None, device: str | None, dtype: str | None) -> Model:
-    """A model by what was typed, with a bar while it is read."""
-    from rheoscope.opening import load
-
-    return load(name, device=device, dtype=dtype)
-
-
 def run(
     job: Job, model: Model, said: str | None, options: Options, files: Files, fast: bool = False, explain: bool = False
 ) -> None:

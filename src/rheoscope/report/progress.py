@@ -2,6 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rheoscope.space.running import Running
 
 
 @contextmanager
@@ -12,11 +16,12 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     ...     tell(1, 2)
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task(what, total=None)
+        bar = bars.add_task(escape(what), total=None)
         yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
@@ -39,3 +44,13 @@ def asking_bar() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
             return lambda done, total: bars.update(bar, completed=done, total=total)
 
         yield tell
+
+
+def opened(
+    source: str | None, device: str | None, dtype: str | None, untrained: bool = False, seed: int = 0
+) -> "Running":
+    """`rheoscope.load` with a bar, as every command opens its model."""
+    with progress(f"loading {source or 'the default model'}") as tell:
+        from rheoscope.opening import load
+
+        return load(source, device=device, dtype=dtype, untrained=untrained, seed=seed, progress=tell)

@@ -1,6 +1,6 @@
 """The View is proved, not assumed: on eight tokens, what it recomputes must equal what the model computes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, through
+from rheoscope.space.stages import Progress
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -54,19 +55,19 @@ def probe(view: View) -> Int[Tensor, " n"]:
 
 
 @torch.no_grad()
-def certify(trace: Trace, own: Sequence[Float[Tensor, "h n n"]]) -> Certificate:
+def certify(trace: Trace, own: Sequence[Float[Tensor, "h n n"]], progress: Progress | None = None) -> Certificate:
     """Weights, closure and operators of every layer; refuses a View that does not reproduce the model that was traced.
 
     `own` are the weights that the running model itself computed, layer by layer.
     """
-    view = trace.view
-    layers = range(view.layers)
-    return _refused_if_wrong(
-        trace,
-        weights=_worst(_weights_error(trace.weights, layer, of_layer) for layer, of_layer in enumerate(own)),
-        closure=_worst(closure_error(trace, layer) for layer in layers),
-        operators=_worst(operators_error(view.blocks[layer], trace.read_by(layer)) for layer in layers),
-    )
+    found = []
+    for layer, (block, of_layer) in enumerate(zip(trace.view.blocks, own, strict=True)):
+        x = trace.read_by(layer)
+        weights = _weights_error(block.every_weights(x), of_layer)
+        found.append((weights, closure_error(trace, layer), operators_error(block, x)))
+        if progress is not None:
+            progress(layer + 1, trace.view.layers)
+    return _refused_if_wrong(trace, *(_worst(errors) for errors in zip(*found, strict=True)))
 
 
 @torch.no_grad()
@@ -75,7 +76,7 @@ def certify_across(trace: Trace, own: Sequence[Float[Tensor, "h n s"]]) -> Certi
     layers = range(trace.view.layers)
     return _refused_if_wrong(
         trace,
-        weights=_worst(_weights_error(trace.cross_weights, layer, of_layer) for layer, of_layer in enumerate(own)),
+        weights=_worst(_weights_error(_across(trace, layer), of_layer) for layer, of_layer in enumerate(own)),
         closure=_worst(cross_closure_error(trace, layer) for layer in layers),
         operators=_worst(cross_operators_error(trace, layer) for layer in layers),
     )
@@ -103,9 +104,12 @@ def slack(dtype: torch.dtype) -> float:
     return 1e-4 if dtype.itemsize >= 4 else 5e-2
 
 
-def _weights_error(weights: Callable[[int, int], Tensor], layer: int, own: Tensor) -> float:
-    ours = torch.stack([weights(layer, head) for head in range(len(own))])
+def _weights_error(ours: Float[Tensor, "h n s"], own: Float[Tensor, "h n s"]) -> float:
     return float((ours - own.to(ours.dtype)).abs().max())
+
+
+def _across(trace: Trace, layer: int) -> Float[Tensor, "h n s"]:
+    return torch.stack([trace.cross_weights(layer, head) for head in range(trace.view.heads)])
 
 
 def closure_error(trace: Trace, layer: int) -> float:

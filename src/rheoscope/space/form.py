@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.score import Added, SoftCap
-from rheoscope.space.head import Heads, Turned, through
+from rheoscope.space.head import Heads, through
 from rheoscope.space.operator import Factored
 
 Some = list[int] | slice
@@ -72,7 +71,7 @@ def at_offset(heads: Heads, form: Form, offset: int) -> Factored:
     lefts, rights, position = [], [], heads.mechanism.position
     for term in form:
         left = term.left * term.weight
-        if isinstance(position, Turned):
+        if position.moves:
             by = {"forth": offset, "back": -offset, "still": 0}[term.turn]
             left = left @ position.rotation(by, left.shape[-1], left)
         lefts.append(left)
@@ -121,10 +120,8 @@ def with_columns(mechanism: Mechanism, q: Tensor, k: Tensor, more: Columns) -> t
     """The mechanism, queries and keys (of every head) whose scores have the products of further columns in them, inside a cap."""
     exact = torch.promote_types(q.dtype, torch.float32)
     queries, keys = ((x if x.ndim == 4 else x[None]).to(exact) for x in more)
-    own, width = mechanism.score, queries.shape[-1]
-    score = replace(own, score=Added(own.score, width)) if isinstance(own, SoftCap) else Added(own, width)
     return (
-        replace(mechanism, score=score),
+        replace(mechanism, score=mechanism.score.with_columns(queries.shape[-1])),
         torch.cat([q.to(exact), queries], -1),
         torch.cat([k.to(exact), keys], -1),
     )

@@ -8,20 +8,18 @@ for RMSNorm), R(delta) the model's own rotation. Moving a gain into the weights 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.feature import Identity, Linear
+from rheoscope.attention.definition import for_every_head, positions, scores
+from rheoscope.attention.feature import Feature
 from rheoscope.attention.lower.statistics import weight_statistics
-from rheoscope.attention.mechanism import Mechanism, for_every_head, positions, scores
-from rheoscope.attention.normaliser.sink import Sink
-from rheoscope.attention.normaliser.softmax import Softmax
-from rheoscope.attention.position import ALiBi, Buckets, Position
-from rheoscope.attention.score import Distance, Gram, Relation, SoftCap
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.position import Placing, rotation_of
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
 from rheoscope.space.operator import Factored
@@ -64,7 +62,7 @@ class Norm:
 
 
 @dataclass(frozen=True, eq=False)
-class Turned(Position):
+class Turned(Placing):
     """The model's own rotary map: `turn(x, at)` rotates rows x at positions `at`."""
 
     turn: Callable[[Tensor, Tensor], Tensor]
@@ -74,10 +72,16 @@ class Turned(Position):
 
     def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
         """R(delta) with q_i R(i) (k_j R(j))^T = q_i R(i - j) k_j^T, read off the model's own tables."""
-        at = torch.tensor([abs(offset), 0], device=like.device)
-        rows = torch.eye(width, dtype=like.dtype, device=like.device)
-        far, here = (self.turn(rows[None, None], p.expand(width))[0, 0] for p in at)
-        return far @ here.mT if offset >= 0 else here @ far.mT
+        return rotation_of(self.turn, offset, width, like)
+
+    def pull(self, at: Tensor, dy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Turning is linear, so its transpose is the gradient at any rows, those of zeros too."""
+        with torch.enable_grad():
+            x = torch.zeros_like(dy, requires_grad=True)
+            return torch.autograd.grad(self.turn(x, at), x, dy)[0], {}
+
+    def of_heads(self, some: list[int]) -> "Turned":
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +150,7 @@ class Heads:
     @property
     def plain(self) -> bool:
         """Whether scores are scaled dot products of queries and keys, before a cap and a bias of position."""
-        score = self.mechanism.score.score if isinstance(self.mechanism.score, SoftCap) else self.mechanism.score
-        return isinstance(score, Gram) and isinstance(score.phi, Identity)
+        return self.mechanism.score.uncapped.plain
 
     def group(self, head: int) -> int:
         """The key/value head that a query head reads."""
@@ -161,7 +164,7 @@ class Heads:
         """
         queries, keys = self.sides(raw)
         position = self.mechanism.position
-        if not isinstance(position, Turned):
+        if not position.moves:
             return Relevance(queries, keys.mT)
         width, like = (
             self.W_Q.shape[-1],
@@ -178,12 +181,12 @@ class Heads:
         """What makes queries (with the scale) and keys of x̂, every rotation left out: M = queries R keysᵀ."""
         phi, psi = bilinear(self.mechanism)
         norm, q_norm, k_norm = (Norm(), None, None) if raw else (self.norm, self.q_norm, self.k_norm)
-        queries = norm.fold(_through(_gained(self.W_Q, q_norm), phi)) * self.scale
-        return queries, norm.fold(_through(_shared(_gained(self.W_K, k_norm), self.count), psi))
+        queries = norm.fold(phi.after(_gained(self.W_Q, q_norm))) * self.scale
+        return queries, norm.fold(psi.after(_shared(_gained(self.W_K, k_norm), self.count)))
 
     def F(self, raw: bool = False) -> Factored:
         """The OV circuit of every head (h, d, d), with the gain of a norm after attention folded in."""
-        if not isinstance(self.mechanism.value, Identity):
+        if not self.mechanism.value.identity:
             raise RheoscopeError(
                 f"this head maps its values by {type(self.mechanism.value).__name__} before it adds them up, so it has no F; "
                 "type trace.displacement(layer, head) for what it does"
@@ -214,7 +217,16 @@ class Heads:
 
     def weights(self, x: Cloud, head: int) -> Float[Tensor, "n n"]:
         """Attention weights of one head, in float32 or better."""
-        return of_head(self.mechanism, head).weights(*self.one(*self.read(x)[:2], head))[0, 0]
+        q, k, _ = self.read(x)
+        return self._weighed(q, k, head)
+
+    def every_weights(self, x: Cloud) -> Float[Tensor, "h n n"]:
+        """The same of all heads, from one reading of the cloud."""
+        q, k, _ = self.read(x)
+        return torch.stack([self._weighed(q, k, head) for head in range(self.count)])
+
+    def _weighed(self, q: Tensor, k: Tensor, head: int) -> Float[Tensor, "n n"]:
+        return of_head(self.mechanism, head).weights(*self.one(q, k, head))[0, 0]
 
     def outputs(self, x: Cloud) -> Float[Tensor, "h n e"]:
         """sum_j alpha_ij v_j of every head, on the fastest exact lowering."""
@@ -346,9 +358,9 @@ def apart(
     The second has one row where it is the same for all tokens: where weights sum to 1, or where it is nothing.
     """
     whole = mechanism.attend(q, k, v)[0]
-    if constant is None or not isinstance(mechanism.value, Identity):
+    if constant is None or not mechanism.value.identity:
         return whole, torch.zeros_like(whole[:, :1])
-    if type(mechanism.normaliser) is Softmax:  # weights sum to 1
+    if mechanism.normaliser.sums_to_one:
         common = constant[:, None]
     else:
         common = mechanism.attend(q, k, constant[None, :, None].expand(1, q.shape[1], k.shape[2], -1))[0]
@@ -357,40 +369,23 @@ def apart(
 
 def of_head(mechanism: Mechanism, head: int) -> Mechanism:
     """The mechanism of one head alone."""
-    return of_heads(mechanism, [head])
+    return mechanism.of_heads([head])
 
 
-def of_heads(mechanism: Mechanism, some: list[int]) -> Mechanism:
-    """The mechanism of some heads: a sink, slopes or a table of every head become those of these heads."""
-    normaliser, position = mechanism.normaliser, mechanism.position
-    if isinstance(normaliser, Sink) and isinstance(normaliser.sink, Tensor):
-        normaliser = Sink(normaliser.sink[some])
-    if isinstance(position, ALiBi):
-        position = ALiBi(position.slopes[some])
-    elif isinstance(position, Buckets):
-        position = replace(position, table=position.table[:, some])
-    return replace(mechanism, normaliser=normaliser, position=position)
-
-
-def bilinear(mechanism: Mechanism) -> tuple[Identity | Linear, Identity | Linear]:
-    """phi and psi with f(q, k) = scale phi(q) psi(k)ᵀ + terms of q alone + terms of k alone; refused where none are."""
-    score = mechanism.score.score if isinstance(mechanism.score, SoftCap) else mechanism.score
-    phi = getattr(score, "phi", None)
-    psi = getattr(score, "psi", phi)
-    known = isinstance(score, Gram | Distance | Relation)
-    # Under RoPE a rotation stands between W and phi: the form then depends on both places, not on their offset alone.
-    maps = Identity if isinstance(mechanism.position, Turned) else Identity | Linear
-    if known and isinstance(phi, maps) and isinstance(psi, maps):
-        return phi, psi
-    what = type(score).__name__ + (f" of {type(phi).__name__}" if known else "")
+def bilinear(mechanism: Mechanism) -> tuple[Feature, Feature]:
+    """phi and psi with f(q, k) = scale phi(q) psi(k)ᵀ + terms of q alone + terms of k alone, both linear; refused where none are."""
+    score = mechanism.score.uncapped
+    form = score.bilinear
+    if form is not None:
+        # Under RoPE a rotation stands between W and phi: the form then depends on both places, not on their offset alone.
+        still = not mechanism.position.moves
+        if all(phi.identity or (still and phi.linear) for phi in form):
+            return form
+    what = type(score).__name__ + ("" if form is None else f" of {type(form[0]).__name__}")
     raise RheoscopeError(
         f"the score of this head ({what}) is no bilinear form of its tokens, so it has no M; "
         "type trace.scores(layer, head) for its scores"
     )
-
-
-def _through(W: Tensor, phi: Identity | Linear) -> Tensor:
-    return W if isinstance(phi, Identity) else W @ phi.W.to(W.dtype)
 
 
 def _turned_norm(left: Tensor, right: Tensor, turn: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from rheoscope.space.model import Edits, Hooks
 from rheoscope.space.running import Running, padded, room, traced
 from rheoscope.space.stream import Description, changing, watching
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
 
 SOURCE = "source."
@@ -95,16 +96,24 @@ class Pairing(Running):
                 said = self.call((sources, targets), real)
             else:
                 self.pass_through((sources, targets), real)
-        return [
-            self._link(ids, texts[b], far[:, b], near[:, b], None if said is None else said[b])
-            for b, ids in enumerate(batch)
-        ]
+        source = self._side(self.encoder, self.said_of_source, far, batch, texts, 0)
+        target = self._side(self.view, self.said, near, batch, texts, 1, said)
+        return [Linked(one, replace(other, memory=one.points[-1])) for one, other in zip(source, target, strict=True)]
 
-    def _link(self, ids: Ids, texts: Any, far: Tensor, near: Tensor, logits: Tensor | None) -> Linked:
-        (words, answer), (text, other) = map(self.words, ids), (x if isinstance(x, str) else "" for x in texts)
-        source = traced(self.encoder, self.said_of_source, far, ids[0], words, text)
-        target = traced(self.view, self.said, near, ids[1], answer, other, logits)
-        return Linked(source, replace(target, memory=source.points[-1]))
+    def _side(
+        self,
+        view: View,
+        said: Description,
+        points: Tensor,
+        batch: list[tuple[Tensor, Tensor]],
+        texts: list[Any],
+        side: int,
+        logits: Tensor | None = None,
+    ) -> Traces:
+        """One text of every pair: the sources (0) or the targets (1)."""
+        ids = [pair[side] for pair in batch]
+        told = [pair[side] if isinstance(pair[side], str) else "" for pair in texts]
+        return traced(view, said, points, ids, [self.words(one) for one in ids], told, logits)
 
     def run(self, text: Any, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
         """Logits (T, vocabulary) of the pair (source, target), with heads edited and points changed; undone on exit.

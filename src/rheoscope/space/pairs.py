@@ -36,3 +36,13 @@ def cosines(inner: Table) -> Table:
     inverse = torch.where(still, 0, 1 / torch.where(still, 1, length))
     table = (inner * inverse[..., :, None] * inverse[..., None, :]).clamp(-1, 1)
     return torch.where(still[..., :, None] & still[..., None, :], 1, table) if bool(still.any()) else table
+
+
+def upper(table: Table) -> Float[Tensor, "*t pairs"]:
+    """The entries of all pairs i < j, row after row.
+
+    >>> upper(torch.tensor([[0, 1, 2], [1, 0, 3], [2, 3, 0]])).tolist()
+    [1, 2, 3]
+    """
+    i, j = torch.triu_indices(table.shape[-1], table.shape[-1], 1, device=table.device)
+    return table[..., i, j]

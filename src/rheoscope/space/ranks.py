@@ -1,4 +1,4 @@
-"""Ranks along rows of which only some entries count, many rows at a time."""
+"""Ranks along rows of which only some entries count, many rows at a time, and the correlation of ranks."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,29 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "m n"]) -> Float[Ten
         places = places.expand(x.shape)
     ranks = torch.empty_like(filled).scatter_(-1, order, places)
     return torch.where(usable, ranks - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
+
+
+def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = None) -> Float[Tensor, "*t n"]:
+    """Ranks along rows, centred and of length 1, so that an inner product of two is Spearman's correlation; 0 where all are equal.
+
+    >>> unit_ranks(torch.tensor([5.0, 5.0, 8.0])).square().sum().item()
+    1.0
+    """
+    rows = x if x.ndim > 1 else x[None]
+    ranks = ranked(rows, rows.new_ones(rows.shape[-2:], dtype=torch.bool) if usable is None else usable)
+    size = ranks.norm(dim=-1, keepdim=True)
+    return torch.where(size > 0, ranks / torch.where(size > 0, size, 1), 0).reshape(x.shape)
+
+
+def spearman(
+    a: Float[Tensor, "*t n"], b: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = None
+) -> Float[Tensor, "*t"]:
+    """Spearman's rank correlation along rows, over the usable entries; 0 where one of the two does not vary.
+
+    >>> spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.3, 0.2])).item()
+    0.5
+    """
+    return (unit_ranks(a, usable) * unit_ranks(b, usable)).sum(-1)
 
 
 def ordered(x: Float[Tensor, "*t n"]) -> Int[Tensor, "*t n"]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
-from rheoscope.space.model import Edits, Hooks, Text
+from rheoscope.space.model import Edits, Hooks, Text, Texts
 from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
 
 
@@ -55,14 +56,20 @@ class Running(ABC):
     def decode(self, token: int) -> str:
         """One id as text."""
 
+    @overload
+    def trace(  # type: ignore[overload-overlap]  # a string is a sequence of strings; here it is one text
+        self, text: Text, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
+    ) -> Trace: ...
+
+    @overload
     def trace(
-        self,
-        text: Text | Sequence[Text],
-        logits: bool = False,
-        edit: Edits | None = None,
-        hooks: Hooks | None = None,
-    ) -> Any:
-        """The text as points of E after every half-layer; a list of texts gives a list of Traces from one batch.
+        self, text: Texts, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
+    ) -> Traces: ...
+
+    def trace(
+        self, text: Text | Texts, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
+    ) -> Trace | Traces:
+        """The text as points of E after every half-layer; a list of texts gives Traces, computed as one batch.
 
         `logits=True` keeps the logits (N, vocabulary) too, equal bit for bit to the untouched model's for one text. With
         `edit` and `hooks`, as `run` takes them, the points are those of the changed model; what a Trace recomputes (weights,
@@ -76,7 +83,7 @@ class Running(ABC):
         return traces if many else traces[0]
 
     @torch.no_grad()
-    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool) -> list[Trace]:
+    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool) -> Traces:
         ids, real = padded(batch, self.device)
         points, said = room(self.said, ids), None
         with watching(self.said, points):
@@ -84,12 +91,7 @@ class Running(ABC):
                 said = self.call(ids, real)
             else:
                 self.pass_through(ids, real)
-        return [
-            traced(
-                self.view, self.said, points[:, b], one, self.words(one), texts[b], None if said is None else said[b]
-            )
-            for b, one in enumerate(batch)
-        ]
+        return traced(self.view, self.said, points, batch, [self.words(one) for one in batch], texts, said)
 
     def run(
         self,
@@ -201,36 +203,38 @@ def whole_numbers(text: Any) -> Int[Tensor, " n"]:
     return ids.long().cpu()
 
 
-def room(said: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "p b n d"]:
-    """Where the points of a batch will stand, as wide and as exact as the stream."""
+def room(said: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
+    """Where the points of a batch will stand, as wide and as exact as the stream; each text's after each other."""
     width = said.blocks[0].W_O.shape[-1]
-    return torch.empty(len(taps(said)), *ids.shape, width, device=ids.device, dtype=said.embed.weight.dtype)
+    return torch.empty(len(ids), len(taps(said)), ids.shape[1], width, device=ids.device, dtype=said.embed.weight.dtype)
 
 
 def traced(
     view: View,
     said: Description,
-    points: Float[Tensor, "p longest d"],
-    ids: Int[Tensor, " n"],
-    tokens: list[str],
-    text: str,
-    logits: Float[Tensor, "longest vocabulary"] | None = None,
-) -> Trace:
-    """One text of a batch, without what it was padded with."""
-    n, per_layer = len(ids), len(said.layers[0])
-    where = tuple(per_layer * layer for layer in range(view.layers))
-    return Trace(
+    points: Float[Tensor, "b p n d"],
+    batch: Sequence[Tensor],
+    tokens: Sequence[list[str]],
+    texts: Sequence[str],
+    logits: Float[Tensor, "b n vocabulary"] | None = None,
+) -> Traces:
+    """What one forward pass saw of a batch of texts."""
+    ids, _ = padded(batch)
+    lengths = torch.tensor([len(one) for one in batch], device=points.device)
+    where = tuple(len(said.layers[0]) * layer for layer in range(view.layers))
+    return Traces(
         view=view,
-        points=points[:, :n],
-        steps=tuple(tap.step for tap in taps(said)),
-        tokens=tokens,
+        points=points,
         ids=ids,
+        real=torch.arange(ids.shape[1], device=points.device) < lengths[:, None],
+        lengths=lengths,
+        tokens=tuple(tokens),
+        texts=tuple(texts),
+        steps=tuple(tap.step for tap in taps(said)),
         where=where,
         middle=tuple(at + 1 for at in where),
-        text=text,
-        logits=None if logits is None else logits[:n],
+        logits=logits,
         not_read=frozenset(tap.step for tap in taps(said) if tap.added),
-        facts=dict(view.facts),
     )
 
 

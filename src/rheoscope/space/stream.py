@@ -83,7 +83,7 @@ def taps(said: Description) -> list[Tap]:
 
 
 @contextmanager
-def watching(said: Description, points: Float[Tensor, "p b n d"]) -> Iterator[None]:
+def watching(said: Description, points: Float[Tensor, "b p n d"]) -> Iterator[None]:
     """While the model runs, copy what passes each tap into `points`."""
     with ExitStack() as stack:
         for at, tap in enumerate(taps(said)):
@@ -92,9 +92,9 @@ def watching(said: Description, points: Float[Tensor, "p b n d"]) -> Iterator[No
 
 
 def _keep(points: Tensor, at: int, added: bool, x: Tensor) -> None:
-    points[at] = x.detach().reshape(points.shape[1:])
+    points[:, at] = x.detach().reshape(points[:, at].shape)
     if added:
-        points[at] += points[at - 1]
+        points[:, at] += points[:, at - 1]
 
 
 @contextmanager

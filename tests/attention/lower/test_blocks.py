@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rheoscope.attention.lower import blocks
+from rheoscope.attention.definition import reference
+from rheoscope.attention.lower import block_size, blocks
 from rheoscope.attention.lower.statistics import weight_statistics
 from rheoscope.attention.mask import Causal, Window
-from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.attention.position import ALiBi, alibi_slopes
 from tests.attention.cases import as_users_run, in_dtype, inputs, made
@@ -37,7 +38,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def small_block(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(blocks, "BLOCK", BLOCK)
+    monkeypatch.setattr(block_size, "NEAR", BLOCK)
     with as_users_run():
         yield
 
@@ -107,7 +108,7 @@ def test_statistics_hold_no_more() -> None:
 
 
 def spans(mask: Any, m: int, n: int, rows: int) -> list[tuple[slice, slice]]:
-    blocks.BLOCK = rows * n
+    block_size.NEAR = rows * n
     q, k, _ = inputs(m, n, b=1, h=1, g=1)
     return list(blocks.spans(made("sigmoid").under(mask), q, k))
 
@@ -126,7 +127,7 @@ def test_spans_walk_every_row_once_and_only_keys_that_may_count() -> None:
 def test_a_block_of_weights_knows_where_it_stands() -> None:
     q, k, _ = inputs(6, 8)
     mechanism = made("softmax_sink").under(Causal() & Window(3))
-    blocks.BLOCK = 2 * 4 * 8 * 2
+    block_size.NEAR = 2 * 4 * 8 * 2
     expected = reference(mechanism, q, k, k)[1]
     built = torch.zeros_like(expected)
     for block in blocks.walk(mechanism, q, k):
@@ -140,7 +141,7 @@ def test_rows_fill_a_block_and_never_vanish() -> None:
     q, k, _ = inputs(4, 100, b=2, h=4, g=2)
     assert blocks.lay(made("sigmoid"), q, k).rows == BLOCK // (2 * 4 * 100)
     assert blocks.lay(made("additive"), q, k).rows == BLOCK // (2 * 4 * 100 * 32)
-    blocks.BLOCK = 1
+    block_size.NEAR = 1
     assert blocks.lay(made("sigmoid"), q, k).rows == 1
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.attention.lower import blocks
+from rheoscope.attention.lower import block_size, plan
 from rheoscope.attention.lower.choose import LOWERINGS, Choice, choose
 from rheoscope.attention.zoo import ZOO
 from rheoscope.shapes import RheoscopeError
@@ -33,7 +33,8 @@ def test_the_others_take_what_fits(name: str, lowering: str) -> None:
 def test_long_texts_take_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken(name).name == "reference"
     assert "quicker in one piece" in taken(name).passed_over["blocks"]
-    monkeypatch.setattr(blocks, "SMALL", 10)
+    monkeypatch.setattr(block_size, "NEAR", 10)
+    monkeypatch.setattr(plan, "CHOICES", {})
     assert taken(name).name == "blocks"
 
 

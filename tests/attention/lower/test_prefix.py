@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from rheoscope.attention.definition import reference
 from rheoscope.attention.feature import Identity
 from rheoscope.attention.lower import prefix
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.mask import Window
-from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.linear import Linear
 from rheoscope.attention.position import ALiBi, Rotary, alibi_slopes
 from rheoscope.attention.score import Distance, Gram

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from rheoscope.attention.definition import reference
 from rheoscope.attention.lower import sdpa
 from rheoscope.attention.mask import Causal, Padding, Window
-from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.position import ALiBi, Bias, Buckets, Rotary, alibi_slopes
 from rheoscope.attention.score import Distance, Gram, SoftCap
@@ -104,6 +105,8 @@ def test_the_sink_is_a_key_in_front(sink: float | torch.Tensor, mask: object) ->
 
 
 def test_reasons_name_the_score() -> None:
-    assert "bias per key" in sdpa.explain(made("metric"))
-    assert "mapped tokens" in sdpa.explain(made("bilinear"))
-    assert "sink as a zero key" in sdpa.explain(made("softmax_sink"))
+    q, k, _ = inputs()
+    assert "Gram is a dot product, so" in sdpa.explain(made("scaled_dot"), q, k)
+    assert "a dot product with a bias per key" in sdpa.explain(made("metric"), q, k)
+    assert "of mapped tokens" in sdpa.explain(made("bilinear"), q, k)
+    assert "sink as a zero key" in sdpa.explain(made("softmax_sink"), q, k)

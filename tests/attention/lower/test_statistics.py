@@ -38,9 +38,9 @@ def test_rows_without_keys_are_zero() -> None:
 
 def test_your_own_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of a block, joined along the rows, also when blocks see only part of the keys."""
-    from rheoscope.attention.lower import blocks
+    from rheoscope.attention.lower import block_size
 
-    monkeypatch.setattr(blocks, "BLOCK", 2 * 4 * 7 * 2)
+    monkeypatch.setattr(block_size, "NEAR", 2 * 4 * 7 * 2)
 
     def on_itself(block: Block) -> torch.Tensor:
         return (block.weights * (block.i[:, None] == block.j)).sum(-1)

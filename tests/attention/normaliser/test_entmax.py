@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rheoscope.attention.normaliser.domain import softmax
 from rheoscope.attention.normaliser.entmax import Entmax, bisect, entmax
-from rheoscope.attention.normaliser.softmax import softmax
 from tests.attention.cases import gap, random
 
 

@@ -1,7 +1,7 @@
 import torch
 
+from rheoscope.attention.normaliser.domain import softmax
 from rheoscope.attention.normaliser.shaped import Shaped
-from rheoscope.attention.normaliser.softmax import softmax
 from tests.attention.cases import gap, random
 
 

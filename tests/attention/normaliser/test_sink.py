@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from rheoscope.attention.normaliser.domain import softmax
 from rheoscope.attention.normaliser.sink import Sink
-from rheoscope.attention.normaliser.softmax import softmax
 from tests.attention.cases import gap, random
 
 

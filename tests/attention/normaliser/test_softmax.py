@@ -1,6 +1,6 @@
 import torch
 
-from rheoscope.attention.normaliser.softmax import softmax
+from rheoscope.attention.normaliser.domain import softmax
 from tests.attention.cases import random
 
 

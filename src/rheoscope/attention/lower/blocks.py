@@ -1,8 +1,9 @@
 """Any row-wise mechanism in O(N) memory: the definition, one block of queries at a time, forward and backward.
 
 A block of queries meets every key that its mask may permit (and no other), so the weights of a row are complete and
-any normaliser applies as it is. Gradients recompute a block instead of keeping it. Sinkhorn is not row-wise: its two
-potentials are found first, in passes over blocks of rows and of columns, and the last pass is row-wise again.
+any normaliser applies as it is. Gradients recompute a block instead of keeping it. A normaliser along rows and columns
+in turn (Sinkhorn) is not row-wise: its two potentials are found first, in passes over blocks of rows and of columns, and
+the last pass is row-wise again.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,27 +15,22 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rheoscope.attention.definition import Definition, for_every_head, positions
+from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.mechanism import Mechanism, for_every_head, positions
-from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.shapes import KeyAt, RowAt, Scores, Weights
 
-BLOCK = 1 << 21
-"""Numbers held for one block of scores (8 MiB in float32): small enough to stay near the cores, large enough to pay."""
-SMALL = 1 << 21
-"""Score tables up to this size are quicker in one piece."""
 
-
-def offer(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
-    if not mechanism.normaliser.rowwise and not isinstance(mechanism.normaliser, Sinkhorn):
+def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
+    if not mechanism.normaliser.rowwise and not mechanism.normaliser.axes:
         return f"a row of {type(mechanism.normaliser).__name__} depends on more than its scores"
     held = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2] * mechanism.score.held
-    small = f"all scores together are {held * 4 / 2**20:.3g} MiB, quicker in one piece" if held <= SMALL else ""
+    small = held <= numbers_at_once(q.device)
     return Offer(
         "the definition over blocks of queries, recomputed in the backward pass: O(N) memory",
-        lambda q, k, v: run(mechanism, q, k, v),
-        reluctant=small,
+        run,
+        reluctant=f"all scores together are {held * 4 / 2**20:.3g} MiB, quicker in one piece" if small else "",
     )
 
 
@@ -53,7 +49,7 @@ class Block:
 class Laid:
     """A call laid out for blocks: placed tokens for every head, folded once where the score allows it."""
 
-    mechanism: Mechanism
+    mechanism: Definition
     q: Tensor
     k: Tensor
     i: RowAt
@@ -68,7 +64,7 @@ class Laid:
         return block_rows(self.mechanism, self.q, self.k)
 
 
-def lay(mechanism: Mechanism, q: Tensor, k: Tensor) -> Laid:
+def lay(mechanism: Definition, q: Tensor, k: Tensor) -> Laid:
     exact = torch.promote_types(q.dtype, torch.float32)
     i, j = positions(q.shape[-2], k.shape[-2], q.device)
     q = mechanism.position.place(q.to(exact), i)
@@ -91,12 +87,12 @@ def lay(mechanism: Mechanism, q: Tensor, k: Tensor) -> Laid:
     return Laid(mechanism, q, k, i, j, direct if form is None else folded)
 
 
-def block_rows(mechanism: Mechanism, q: Tensor, k: Tensor) -> int:
-    """Queries in one block, so that what is held for it stays within BLOCK."""
-    return max(1, BLOCK // (q.shape[0] * q.shape[1] * k.shape[-2] * mechanism.score.held))
+def block_rows(mechanism: Definition, q: Tensor, k: Tensor) -> int:
+    """Queries in one block, so that what is held for it is what the device likes."""
+    return max(1, numbers_at_once(q.device) // (q.shape[0] * q.shape[1] * k.shape[-2] * mechanism.score.held))
 
 
-def spans(mechanism: Mechanism, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+def spans(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
     """Blocks of rows with the keys that their mask may permit."""
     m, n, rows = q.shape[-2], k.shape[-2], block_rows(mechanism, q, k)
     for low in range(0, m, rows):
@@ -105,7 +101,7 @@ def spans(mechanism: Mechanism, q: Tensor, k: Tensor) -> Iterator[tuple[slice, s
         yield slice(low, high), slice(first, last)
 
 
-def walk(mechanism: Mechanism, q: Tensor, k: Tensor) -> Iterator[Block]:
+def walk(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[Block]:
     """Every block of weights in turn, none kept: what streaming statistics are made of."""
     laid = lay(mechanism, q, k)
     weigh = weighing(laid)
@@ -113,8 +109,8 @@ def walk(mechanism: Mechanism, q: Tensor, k: Tensor) -> Iterator[Block]:
         yield Block(rows, keys, laid.i[rows], laid.j[keys], weigh(rows, keys))
 
 
-def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if not isinstance(mechanism.normaliser, Sinkhorn):
+def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if not mechanism.normaliser.axes:
         return rowwise(mechanism, q, k, v)
     laid = lay(mechanism, q, k)
     values = mechanism.value(for_every_head(v.to(laid.q.dtype), q.shape[1]))
@@ -126,7 +122,7 @@ def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat([recomputed(block, rows, keys) for rows, keys in spans(mechanism, laid.q, laid.k)], -2).to(v.dtype)
 
 
-def rowwise(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def rowwise(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Every block on its own, forward and backward; outputs and gradients are filled in place."""
     exact = torch.promote_types(q.dtype, torch.float32)
     i, j = positions(q.shape[-2], k.shape[-2], q.device)
@@ -137,7 +133,7 @@ def rowwise(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.to(v.dtype)
 
 
-def one_block(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, i: RowAt, j: KeyAt) -> Tensor:
+def one_block(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, i: RowAt, j: KeyAt) -> Tensor:
     """The definition on placed tokens: score, mask, normalise, average; 0 where no key is in reach."""
     if not len(j):
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
@@ -146,7 +142,7 @@ def one_block(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, i: RowAt, j
     return mechanism.normaliser(with_bias_and_mask(mechanism, s, i, j)) @ v
 
 
-def with_bias_and_mask(mechanism: Mechanism, s: Scores, i: RowAt, j: KeyAt) -> Scores:
+def with_bias_and_mask(mechanism: Definition, s: Scores, i: RowAt, j: KeyAt) -> Scores:
     bias, mask = mechanism.position.bias(i, j), mechanism.mask
     s = s if bias is None else s + bias.to(s.dtype)
     return s if mask.forbids_nothing else s.masked_fill(~mask(i, j), -torch.inf)
@@ -157,7 +153,7 @@ class _Rowwise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, mechanism: Mechanism, paths: list[str], q: Tensor, k: Tensor, v: Tensor, *held: Tensor
+        ctx: Any, mechanism: Definition, paths: list[str], q: Tensor, k: Tensor, v: Tensor, *held: Tensor
     ) -> Tensor:
         ctx.mechanism, ctx.paths = mechanism, paths
         ctx.save_for_backward(q, k, v, *held)
@@ -190,10 +186,10 @@ class _Rowwise(torch.autograd.Function):
 
 
 def weighing(laid: Laid) -> Callable[[slice, slice], Weights]:
-    """The function from a block's place to its weights; for Sinkhorn the potentials are found first."""
+    """The function from a block's place to its weights; along two axes the potentials are found first."""
     normaliser = laid.mechanism.normaliser
-    if isinstance(normaliser, Sinkhorn):
-        f, g = potentials(laid, normaliser)
+    if normaliser.axes:
+        f, g = potentials(laid, normaliser.axes)
         return lambda rows, keys: (laid.scores(rows, keys) + f[..., rows, None] + g[..., None, keys]).exp()
 
     def weigh(rows: slice, keys: slice) -> Weights:
@@ -203,7 +199,7 @@ def weighing(laid: Laid) -> Callable[[slice, slice], Weights]:
     return weigh
 
 
-def potentials(laid: Laid, sinkhorn: Sinkhorn) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h n"]]:
+def potentials(laid: Laid, axes: tuple[int, ...]) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h n"]]:
     """f, g with weights exp(s_ij + f_i + g_j): each half-round is one pass over blocks, O(N) kept."""
     everything = slice(0, len(laid.i))
     f = g = laid.q.new_zeros(laid.q.shape[:3])
@@ -215,7 +211,7 @@ def potentials(laid: Laid, sinkhorn: Sinkhorn) -> tuple[Float[Tensor, "b h m"], 
         return -(laid.scores(everything, part) + f[..., :, None]).logsumexp(-2)
 
     parts = [slice(low, min(low + laid.rows, len(laid.i))) for low in range(0, len(laid.i), laid.rows)]
-    for axis in sinkhorn.axes:
+    for axis in axes:
         if axis == -1:
             f = torch.cat([recomputed(row_pass, part, g) for part in parts], -1)
         else:

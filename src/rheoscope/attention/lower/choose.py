@@ -5,17 +5,16 @@ cannot. The first offer in the order of `LOWERINGS` is taken; `reference` always
 one more file and one more line here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from rheoscope.attention.definition import Definition
 from rheoscope.attention.lower import blocks, plain, prefix, sdpa, shaped
-from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.lower.offer import Lowerings, Offer, Run, first
 from rheoscope.shapes import RheoscopeError
 
-LOWERINGS: dict[str, Callable[[Mechanism, Tensor, Tensor, Tensor], Offer | str]] = {
+LOWERINGS: Lowerings = {
     "prefix": prefix.offer,
     "shaped": shaped.offer,
     "sdpa": sdpa.offer,
@@ -26,30 +25,25 @@ LOWERINGS: dict[str, Callable[[Mechanism, Tensor, Tensor, Tensor], Offer | str]]
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The lowering taken (`name`), the reason (`why`), the call (`run`), and why each earlier one was not taken."""
+    """The lowering taken (`name`), the reason (`why`), how it runs (`run`), and why each earlier one was not taken."""
 
     name: str
     why: str
-    run: Callable[[Tensor, Tensor, Tensor], Tensor]
+    run: Run
     passed_over: dict[str, str]
 
     def __str__(self) -> str:
         return "\n".join([f"{self.name}: {self.why}", *(f"  not {n}: {why}" for n, why in self.passed_over.items())])
 
 
-def choose(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, only: str | None = None) -> Choice:
+def choose(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, only: str | None = None) -> Choice:
     """The first lowering that offers to run these inputs; with `only`, that one or a refusal."""
-    if only is not None and only not in LOWERINGS:
+    if only is None:
+        name, taken, passed_over = first(LOWERINGS, mechanism, q, k, v)
+        return Choice(name, taken.why, taken.run, passed_over)
+    if only not in LOWERINGS:
         raise RheoscopeError(f"unknown lowering {only!r}; type one of {', '.join(LOWERINGS)}")
-    passed_over: dict[str, str] = {}
-    for name in LOWERINGS if only is None else [only]:
-        answer = LOWERINGS[name](mechanism, q, k, v)
-        if isinstance(answer, Offer):
-            if only is None and answer.reluctant:
-                passed_over[name] = answer.reluctant
-                continue
-            return Choice(name, answer.why, answer.run, passed_over)
-        passed_over[name] = answer
-    raise RheoscopeError(
-        f"the lowering {only!r} cannot run this: {passed_over[str(only)]}; leave lowering= out to take another"
-    )
+    answer = LOWERINGS[only](mechanism, q, k, v)
+    if isinstance(answer, Offer):
+        return Choice(only, answer.why, answer.run, {})
+    raise RheoscopeError(f"the lowering {only!r} cannot run this: {answer}; leave lowering= out to take another")

@@ -2,11 +2,13 @@
 
 from torch import Tensor
 
+from rheoscope.attention.definition import Definition, reference
 from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.mechanism import Mechanism, reference
 
 
-def offer(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Offer:
-    return Offer(
-        "the definition itself, all scores at once", lambda q, k, v: reference(mechanism, q, k, v)[0].to(v.dtype)
-    )
+def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer:
+    return Offer("the definition itself, all scores at once", run)
+
+
+def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return reference(mechanism, q, k, v)[0].to(v.dtype)

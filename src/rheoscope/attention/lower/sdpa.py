@@ -13,27 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from rheoscope.attention.feature import Identity
+from rheoscope.attention.definition import Definition, for_every_head, positions
 from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.mask import Causal
-from rheoscope.attention.mechanism import Mechanism, for_every_head, positions
-from rheoscope.attention.normaliser.dropped import Dropped
-from rheoscope.attention.normaliser.sink import Sink
-from rheoscope.attention.normaliser.softmax import Softmax
-from rheoscope.attention.position import ALiBi
-from rheoscope.attention.score import DotForm, Gram
+from rheoscope.attention.score import DotForm
 
 LARGEST_TABLE = 1 << 26
 """Entries of a boolean mask that is still cheaper to build than to avoid (64 MiB)."""
 
 
-def offer(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
-    refusal = refuse(mechanism, q, k)
-    return refusal or Offer(explain(mechanism), lambda q, k, v: run(mechanism, q, k, v))
+def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
+    return refuse(mechanism, q, k) or Offer(explain(mechanism, q, k), run)
 
 
-def refuse(mechanism: Mechanism, q: Tensor, k: Tensor) -> str:
-    if not isinstance(mechanism.normaliser, Softmax | Sink):
+def refuse(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    if mechanism.normaliser.fused is None:
         return f"its normaliser is {type(mechanism.normaliser).__name__}, not softmax"
     refusal = "" if mechanism.is_dot_product else refuse_score(mechanism, q, k)
     if not refusal and not _flag(mechanism, q, k) and q.shape[-2] * k.shape[-2] > LARGEST_TABLE:
@@ -41,67 +34,78 @@ def refuse(mechanism: Mechanism, q: Tensor, k: Tensor) -> str:
     return refusal
 
 
-def refuse_score(mechanism: Mechanism, q: Tensor, k: Tensor) -> str:
+def refuse_score(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     """Why scores with their position are no dot product, as one token of every head shows."""
     i, _ = positions(1, k.shape[-2], q.device)  # the last token: a table of m < n rows has no row for the first
-    form = mechanism.score.dot(q[:1, :, :1], for_every_head(k[:1, :, :1], q.shape[1]))
+    form = one_pair(mechanism, q, k)
     if form is None:
         return f"the score {type(mechanism.score).__name__} is no dot product in disguise"
     if form.query_bias is not None and not mechanism.normaliser.shift_invariant:
         return "a sink feels the score's row constant, which the dot product drops"
-    if mechanism.position.bias(i, i) is not None and not _alibi_is_key_bias(mechanism):
+    if mechanism.position.bias(i, i) is not None and not _bias_is_of_keys(mechanism, i):
         return "the position adds a bias of its own to every pair"
     return ""
 
 
-def explain(mechanism: Mechanism) -> str:
-    name = type(mechanism.score).__name__
-    what = {
-        "Gram": "a dot product",
-        "Relation": "a dot product of mapped tokens",
-        "Distance": "a dot product with a bias per key",
-    }
-    why = f"the score {name} is {what.get(name, 'a dot product')}, so the fused kernel computes it exactly"
-    return f"{why}, the sink as a zero key" if isinstance(mechanism.normaliser, Sink) else why
+def one_pair(mechanism: Definition, q: Tensor, k: Tensor) -> DotForm | None:
+    return mechanism.score.dot(q[:1, :, :1], for_every_head(k[:1, :, :1], q.shape[1]))
 
 
-def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def explain(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    form, fused = one_pair(mechanism, q, k), mechanism.normaliser.fused
+    per_key = form is not None and form.key_bias is not None
+    of_what = "" if mechanism.score.plain or per_key else " of mapped tokens"
+    what = f"a dot product{of_what}{' with a bias per key' if per_key else ''}"
+    why = f"the score {type(mechanism.score).__name__} is {what}, so the fused kernel computes it exactly"
+    return f"{why}, the sink as a zero key" if fused is not None and fused.sink is not None else why
+
+
+def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Fold, add what the mask and the sink ask for, and call the kernel."""
     dtype, causal = q.dtype, _flag(mechanism, q, k) == "causal"
     table = _table(mechanism, q, k)
     form, values = fold(mechanism, q, k, v)
-    if isinstance(mechanism.normaliser, Sink):
-        form, values, table = with_sink(form, values, table, mechanism.normaliser, causal)
-        out = kernel(form, values, table, causal)
-        return (out[..., 1:, :] if causal else out).to(dtype)
-    share = mechanism.normaliser.share if isinstance(mechanism.normaliser, Dropped) else 0.0
-    return kernel(form, values, table, causal, share).to(dtype)
+    fused = mechanism.normaliser.fused
+    assert fused is not None, "offer() has seen a softmax"
+    if fused.sink is None:
+        return kernel(form, values, table, causal, fused.dropped).to(dtype)
+    form, values, table = with_sink(form, values, table, fused.sink, causal)
+    out = kernel(form, values, table, causal, fused.dropped)
+    return (out[..., 1:, :] if causal else out).to(dtype)
 
 
-def fold(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> tuple[DotForm, Tensor]:
+def fold(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> tuple[DotForm, Tensor]:
     """Placed tokens as a dot product; in float32 unless nothing is computed before the kernel."""
-    untouched = isinstance(mechanism.score, Gram) and isinstance(mechanism.score.phi, Identity)
-    if not (untouched and mechanism.position.nowhere and isinstance(mechanism.normaliser, Softmax)):
+    fused = mechanism.normaliser.fused
+    if not (mechanism.score.plain and mechanism.position.nowhere and fused is not None and fused.sink is None):
         exact = torch.promote_types(q.dtype, torch.float32)
         q, k, v = q.to(exact), k.to(exact), v.to(exact)
-    if not mechanism.position.nowhere:
-        i, j = positions(q.shape[-2], k.shape[-2], q.device)
-        q, k = mechanism.position.place(q, i), mechanism.position.place(k, j)
-    form = mechanism.score.dot(q, for_every_head(k, q.shape[1]))
-    assert form is not None, "offer() has seen a dot form"
-    if isinstance(mechanism.position, ALiBi):
-        slope = (mechanism.position.slopes[:, None] * j).to(form.k).expand(len(q), -1, -1)
+    if mechanism.position.nowhere:
+        return _dot(mechanism, q, k), mechanism.value(for_every_head(v, q.shape[1]))
+    i, j = positions(q.shape[-2], k.shape[-2], q.device)
+    form, slope = (
+        _dot(mechanism, mechanism.position.place(q, i), mechanism.position.place(k, j)),
+        mechanism.position.key_bias(j),
+    )
+    if slope is not None:
+        slope = slope.to(form.k).expand(len(q), -1, -1)
         form = form._replace(key_bias=slope if form.key_bias is None else form.key_bias + slope)
     return form, mechanism.value(for_every_head(v, q.shape[1]))
 
 
+def _dot(mechanism: Definition, q: Tensor, k: Tensor) -> DotForm:
+    form = mechanism.score.dot(q, for_every_head(k, q.shape[1]))
+    assert form is not None, "offer() has seen a dot form"
+    return form
+
+
 def with_sink(
-    form: DotForm, v: Tensor, table: Tensor | None, sink: Sink, causal: bool
+    form: DotForm, v: Tensor, table: Tensor | None, sink: Tensor | float, causal: bool
 ) -> tuple[DotForm, Tensor, Tensor | None]:
     """A key and value of zeros in front; causal attention gets a query in front too, so that it stays square."""
-    height = torch.as_tensor(sink.sink, dtype=v.dtype, device=v.device).reshape(-1, 1).expand(*v.shape[:2], 1)
+    height = torch.as_tensor(sink, dtype=v.dtype, device=v.device).reshape(-1, 1).expand(*v.shape[:2], 1)
     bias = v.new_zeros(v.shape[:3]) if form.key_bias is None else form.key_bias
-    zero = form.key_bias is None and not isinstance(sink.sink, Tensor) and sink.sink == 0
+    zero = form.key_bias is None and not isinstance(sink, Tensor) and sink == 0
     form = form._replace(
         q=pad(form.q, (0, 0, 1, 0)) if causal else form.q,
         k=pad(form.k, (0, 0, 1, 0)),
@@ -130,25 +134,22 @@ def kernel(form: DotForm, v: Tensor, table: Tensor | None, causal: bool, dropped
     return out[..., :width]
 
 
-def _flag(mechanism: Mechanism, q: Tensor, k: Tensor) -> str:
+def _flag(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     """The masks that the kernel knows by name: none, or causal where queries and keys are the same tokens."""
     mask, m, n = mechanism.mask, q.shape[-2], k.shape[-2]
-    if mask.forbids_nothing or (type(mask) is Causal and m == 1):
+    if mask.forbids_nothing or (mask.is_causal and m == 1):
         return "none"
-    return "causal" if type(mask) is Causal and m == n else ""
+    return "causal" if mask.is_causal and m == n else ""
 
 
-def _table(mechanism: Mechanism, q: Tensor, k: Tensor) -> Tensor | None:
+def _table(mechanism: Definition, q: Tensor, k: Tensor) -> Tensor | None:
     if _flag(mechanism, q, k):
         return None
     permitted = mechanism.mask(*positions(q.shape[-2], k.shape[-2], q.device))
     return permitted.expand(*(1,) * (4 - permitted.ndim), *permitted.shape)
 
 
-def _alibi_is_key_bias(mechanism: Mechanism) -> bool:
-    """Where no key lies ahead, |i - j| = i - j, and the part in i is a row constant."""
-    return (
-        isinstance(mechanism.position, ALiBi)
-        and type(mechanism.mask) is Causal
-        and mechanism.normaliser.shift_invariant
-    )
+def _bias_is_of_keys(mechanism: Definition, j: Tensor) -> bool:
+    """Where no key lies ahead and softmax is blind to a row constant (ALiBi: |i - j| = i - j)."""
+    blind = mechanism.mask.is_causal and mechanism.normaliser.shift_invariant
+    return blind and mechanism.position.key_bias(j) is not None

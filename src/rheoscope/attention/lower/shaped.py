@@ -1,41 +1,55 @@
 """Shaped attention as a sum of three that are faster: o = alpha v_i + beta attention_i - gamma (mean of permitted v)."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.mask import Causal
-from rheoscope.attention.mechanism import Mechanism, for_every_head
-from rheoscope.attention.normaliser.shaped import Shaped
+from rheoscope.attention.definition import Definition, for_every_head
+from rheoscope.attention.lower import blocks, plain, sdpa
+from rheoscope.attention.lower.offer import Offer, Run, first
 from rheoscope.attention.normaliser.softmax import Softmax
+from rheoscope.attention.position import NoPosition
+from rheoscope.attention.score import Gram
+
+SOFTMAX = {"sdpa": sdpa.offer, "blocks": blocks.offer, "reference": plain.offer}
+"""What softmax attention may run on, in the order that `choose` has."""
 
 
-def offer(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
-    if not isinstance(mechanism.normaliser, Shaped):
+def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
+    if mechanism.normaliser.mixture is None:
         return f"its normaliser is {type(mechanism.normaliser).__name__}, not alpha I + beta A - gamma C"
     if not mechanism.mask.sees_itself:
         return "the mask may forbid a token to itself, which the identity part would miss"
+    attention, even = (first(SOFTMAX, part(mechanism), q, k, v)[1].run for part in (softened, evened))
     why = "a sum of the values, softmax attention and a mean, each on its own fastest lowering"
-    return Offer(why, lambda q, k, v: run(mechanism, q, k, v))
+    return Offer(why, partial(run, attention=attention, even=even))
 
 
-def run(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    part = mechanism.normaliser
-    assert isinstance(part, Shaped)
-    attention = replace(mechanism, normaliser=Softmax())
+def softened(mechanism: Definition) -> Definition:
+    return replace(mechanism, normaliser=Softmax())
+
+
+def evened(mechanism: Definition) -> Definition:
+    """Softmax of scores that are all the same."""
+    return replace(mechanism, score=Gram(scale=0.0), position=NoPosition(), normaliser=Softmax())
+
+
+def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, attention: Run, even: Run) -> Tensor:
+    assert mechanism.normaliser.mixture is not None, "offer() has seen it"
+    alpha, beta, gamma = mechanism.normaliser.mixture
     values = mechanism.value(for_every_head(v, q.shape[1]))
-    return part.alpha * values + part.beta * attention.attend(q, k, v) - part.gamma * mean(mechanism, q, k, v)
+    attended = attention(softened(mechanism), q, k, v)
+    return alpha * values + beta * attended - gamma * mean(mechanism, q, k, v, values, even)
 
 
-def mean(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The mean of the permitted values: the attention of zero logits, by running sums where the mask is a prefix."""
-    values, mask = mechanism.value(for_every_head(v, q.shape[1])), mechanism.mask
-    if mask.forbids_nothing:
+def mean(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, values: Tensor, even: Run) -> Tensor:
+    """The mean of the permitted values: the attention of equal scores, by running sums where the mask is a prefix."""
+    if mechanism.mask.forbids_nothing:
         return values.mean(-2, keepdim=True)
-    if type(mask) is Causal:
+    if mechanism.mask.is_causal:
         exact = torch.promote_types(v.dtype, torch.float32)
         count = torch.arange(1, v.shape[-2] + 1, device=v.device)[:, None]
         return (values.cumsum(-2, dtype=exact) / count).to(v.dtype)
-    return Mechanism(mask=mask, value=mechanism.value).attend(torch.zeros_like(q), k, v)
+    return even(evened(mechanism), q, k, v)

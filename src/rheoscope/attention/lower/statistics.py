@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.border import check_call, check_finite
+from rheoscope.attention.definition import Definition, Masked
 from rheoscope.attention.feature import Identity
 from rheoscope.attention.lower.blocks import Block, walk
-from rheoscope.attention.mechanism import Masked, Mechanism
 from rheoscope.shapes import RheoscopeError
 
 PerRow = Float[Tensor, "b h m"]
@@ -43,7 +43,7 @@ PER_ROW = {"entropy": entropy, "first": first, "top": top, "distance": distance}
 
 @torch.no_grad()
 def weight_statistics(
-    mechanism: Mechanism,
+    mechanism: Definition,
     q: Tensor,
     k: Tensor,
     mask: Masked = None,

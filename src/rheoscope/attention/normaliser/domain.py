@@ -1,13 +1,15 @@
 """What a normaliser is, and where it is defined."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.shapes import Scores, Weights
+from rheoscope.attention.part import Part
+from rheoscope.shapes import RheoscopeError, Scores, Weights
 
 Pulled = tuple[Tensor, dict[str, Tensor]]
 
@@ -26,25 +28,71 @@ class Domain:
     signed: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Normaliser:
+class Fused(NamedTuple):
+    """A normaliser as a fused softmax kernel knows it: one further key of score `sink`, a share of weights `dropped`."""
+
+    sink: Float[Tensor, " h"] | float | None = None
+    dropped: float = 0.0
+
+    @property
+    def bare(self) -> bool:
+        """Softmax and nothing else."""
+        return self.sink is None and not self.dropped
+
+
+class Normaliser(Part, ABC):
     """weights = nu(scores), row by row; a score of -inf marks a forbidden key and gets weight exactly 0.
 
     `pull(s, a, d)` is the closed-form derivative: from the scores s, the weights a = nu(s) and the gradient d of the
     weights to the gradient R of the scores (the reversed attention map), with the gradients of the normaliser's own
     tensors. `shift_invariant`: a constant added to a row of scores changes nothing. `rowwise`: a row of weights depends on
-    its row of scores alone, so rows can be computed in any order.
+    its row of scores alone, so rows can be computed in any order. `sums_to_one`: so does every row that is permitted a key.
+    `divides_by_sum`: weights are scores over their sum and nothing else, so scores must not be negative.
     """
 
     domain: ClassVar[Domain] = Domain()
     shift_invariant: ClassVar[bool] = False
     rowwise: ClassVar[bool] = True
+    sums_to_one: ClassVar[bool] = False
+    divides_by_sum: ClassVar[bool] = False
 
-    def __call__(self, s: Scores) -> Weights:
-        raise TypeError("Normaliser is abstract: take Softmax(), Sigmoid(), …")
+    @abstractmethod
+    def __call__(self, s: Scores) -> Weights: ...
 
     def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
-        raise TypeError("Normaliser is abstract: take Softmax(), Sigmoid(), …")
+        raise self.untold("pull", "what its gradient is")
+
+    @property
+    def fused(self) -> Fused | None:
+        """How a fused softmax kernel computes it; None where none does."""
+        return None
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which scores are normalised in turn, in the log domain; none where weights are not made so."""
+        return ()
+
+    @property
+    def mixture(self) -> tuple[float, float, float] | None:
+        """alpha, beta, gamma where weights are alpha I + beta softmax(s) - gamma (the mean of permitted keys)."""
+        return None
+
+    def log_total(self, total: Float[Tensor, "b h m 1"]) -> Float[Tensor, "b h m 1"]:
+        """log of what softmax divides by, from log sum_j e^{s_j}."""
+        raise RheoscopeError(
+            f"{type(self).__name__} is no softmax of scores, so it has no such sum; type Softmax() or Sink()"
+        )
+
+    def with_sink(self, sink: Float[Tensor, " h"]) -> "Normaliser":
+        """The same with one further key of score `sink` and value 0 in every row."""
+        name = type(self).__name__
+        raise RheoscopeError(
+            f"attention sinks belong to softmax, {name} has no place for them; type mechanism('scaled_dot')"
+        )
+
+    def dropping(self, share: float) -> "Normaliser":
+        """The same with a random share of its weights dropped."""
+        raise RheoscopeError(f"weights of a softmax are dropped, got {type(self).__name__}; type attention_dropout=0")
 
 
 def permitted(s: Scores) -> Float[Tensor, "b h m n"]:
@@ -55,3 +103,9 @@ def permitted(s: Scores) -> Float[Tensor, "b h m n"]:
 def softmax_pull(a: Weights, d: Weights) -> Scores:
     """R = a (d - sum_j a_j d_j): the derivative of softmax; rows of R sum to (1 - sum a) times that mean."""
     return a * (d - (a * d).sum(-1, keepdim=True))
+
+
+def softmax(s: Scores) -> Weights:
+    """Softmax along the last axis; a row of -inf gives zeros, and zero gradients, instead of NaN."""
+    empty = (s == -torch.inf).all(-1, keepdim=True)
+    return torch.where(empty, 0, torch.where(empty, 0, s).softmax(-1))

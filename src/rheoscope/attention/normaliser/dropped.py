@@ -5,13 +5,12 @@ from typing import ClassVar
 
 from torch.nn.functional import dropout
 
-from rheoscope.attention.normaliser.domain import Pulled
-from rheoscope.attention.normaliser.softmax import Softmax, softmax
+from rheoscope.attention.normaliser.domain import Fused, Normaliser, Pulled, softmax
 from rheoscope.shapes import RheoscopeError, Scores, Weights
 
 
 @dataclass(frozen=True, eq=False)
-class Dropped(Softmax):
+class Dropped(Normaliser):
     """Each weight is 0 with probability `share`, else divided by 1 − share: softmax on average.
 
     Not `rowwise`: a lowering that computes rows twice would draw twice.
@@ -19,6 +18,7 @@ class Dropped(Softmax):
 
     share: float = 0.1
 
+    shift_invariant: ClassVar[bool] = True
     rowwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -32,3 +32,10 @@ class Dropped(Softmax):
         raise RheoscopeError(
             "weights that are dropped anew at every call have no gradient in closed form; take Softmax()"
         )
+
+    @property
+    def fused(self) -> Fused:
+        return Fused(dropped=self.share)
+
+    def of_heads(self, some: list[int]) -> "Dropped":
+        return self

@@ -25,6 +25,7 @@ class Entmax(Normaliser):
     alpha: float = 1.5
 
     shift_invariant: ClassVar[bool] = True
+    sums_to_one: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.alpha, int | float) or not 1 < self.alpha < torch.inf:
@@ -37,6 +38,9 @@ class Entmax(Normaliser):
 
     def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
         return entmax_pull(a, d, self.alpha), {}
+
+    def of_heads(self, some: list[int]) -> "Entmax":
+        return self
 
 
 def entmax_pull(a: Weights, d: Weights, alpha: float) -> Scores:

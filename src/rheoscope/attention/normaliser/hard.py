@@ -15,7 +15,11 @@ class Hard(Normaliser):
 
     domain: ClassVar[Domain] = Domain(differentiable=False)
     shift_invariant: ClassVar[bool] = True
+    sums_to_one: ClassVar[bool] = True
 
     def __call__(self, s: Scores) -> Weights:
         best = ((s == s.amax(-1, keepdim=True)) & (s > -torch.inf)).to(s.dtype)
         return best / best.sum(-1, keepdim=True).clamp(min=1)
+
+    def of_heads(self, some: list[int]) -> "Hard":
+        return self

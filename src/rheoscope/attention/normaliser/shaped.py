@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from rheoscope.attention.normaliser.domain import Domain, Normaliser, Pulled, permitted, softmax_pull
-from rheoscope.attention.normaliser.softmax import softmax
+from rheoscope.attention.normaliser.domain import Domain, Normaliser, Pulled, permitted, softmax, softmax_pull
 from rheoscope.shapes import Scores, Weights
 
 
@@ -33,3 +32,10 @@ class Shaped(Normaliser):
 
     def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
         return self.beta * softmax_pull(softmax(s), d), {}
+
+    @property
+    def mixture(self) -> tuple[float, float, float]:
+        return self.alpha, self.beta, self.gamma
+
+    def of_heads(self, some: list[int]) -> "Shaped":
+        return self

@@ -19,3 +19,6 @@ class Sigmoid(Normaliser):
 
     def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
         return d * a * (1 - a), {}
+
+    def of_heads(self, some: list[int]) -> "Sigmoid":
+        return self

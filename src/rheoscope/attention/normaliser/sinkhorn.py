@@ -23,10 +23,11 @@ class Sinkhorn(Normaliser):
     domain: ClassVar[Domain] = Domain(square=True, masked=False)
     shift_invariant: ClassVar[bool] = True
     rowwise: ClassVar[bool] = False
+    sums_to_one: ClassVar[bool] = True
 
     @property
-    def axes(self) -> list[int]:
-        return [-1] + [-2, -1] * self.rounds
+    def axes(self) -> tuple[int, ...]:
+        return (-1, *(-2, -1) * self.rounds)
 
     def __call__(self, s: Scores) -> Weights:
         for axis in self.axes:
@@ -42,3 +43,6 @@ class Sinkhorn(Normaliser):
         for axis, stage in zip(reversed(self.axes), reversed(stages), strict=True):
             r = r - torch.exp(stage) * r.sum(axis, keepdim=True)
         return r, {}
+
+    def of_heads(self, some: list[int]) -> "Sinkhorn":
+        return self

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.definition import reference
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Distance
 from rheoscope.flow.dynamics.numbers import Number, told
 

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mechanism import Mechanism, reference
+from rheoscope.attention.definition import reference
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Gram
 
 Particles = Float[Tensor, "n d"]

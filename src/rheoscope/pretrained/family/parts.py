@@ -6,9 +6,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mask import Causal, Mask, Window
+from rheoscope.attention.mask import Causal, Mask, NoMask, Window
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import Position
+from rheoscope.attention.position import NoPosition, Position
 from rheoscope.attention.score import Gram
 from rheoscope.space.head import Norm, Turned
 
@@ -55,8 +55,8 @@ def softmax_attention(
     scale: float, causal: bool = True, window: int | None = None, position: Position | None = None
 ) -> Mechanism:
     """The mechanism of an ordinary head: scaled dot product, softmax, causal or not, with a window or not."""
-    mask: Mask = Causal() if causal else Mask()
-    return Mechanism(Gram(scale=scale), mask if window is None else mask & Window(window), position or Position())
+    mask: Mask = Causal() if causal else NoMask()
+    return Mechanism(Gram(scale=scale), mask if window is None else mask & Window(window), position or NoPosition())
 
 
 def to_heads(x: Float[Tensor, "b n hk"], width: int) -> Float[Tensor, "b h n k"]:

@@ -29,7 +29,7 @@ def test_torn_and_glued_pairs_are_the_planted_ones() -> None:
     x = x / x.norm(dim=-1, keepdim=True)
     scale = torch.diag(torch.tensor([0.1] * 6 + [30.0, 0.0], dtype=F64))
     model = planted(scale, torch.eye(8, dtype=F64))
-    found = rs.torn(model.view, on(model, x), 0, 0, top=1, keep_massive=True)
+    found = rs.distorted_pairs(on(model, x), 0, 0, top=1, keep_massive=True)
     pairs = {
         kind: (found["first"].sel(kind=kind).item(), found["second"].sel(kind=kind).item())
         for kind in ("torn", "glued")
@@ -38,7 +38,7 @@ def test_torn_and_glued_pairs_are_the_planted_ones() -> None:
     assert pairs["glued"][0] in (2, 3)
     assert found.first_token.sel(kind="torn").item() == on(model, x).tokens[0]
     assert found.after.sel(kind="torn").item() > 0.9
-    every = rs.torn(model.view, on(model, random(3, 12, 8)), 0, 0, top=66)
+    every = rs.distorted_pairs(on(model, random(3, 12, 8)), 0, 0, top=66)
     assert np.allclose(np.sort(every.before.sel(kind="torn")), np.linspace(0, 1, 66))
 
 
@@ -46,10 +46,10 @@ def test_equal_tokens_are_no_pair() -> None:
     model = bare(width=8)
     x = random(3, 12, 8)
     x[7] = x[2]
-    found = rs.torn(model.view, on(model, x), 0, 0, top=65)
+    found = rs.distorted_pairs(on(model, x), 0, 0, top=65)
     assert (2, 7) not in zip(found["first"].values[0], found["second"].values[0], strict=True)
     with pytest.raises(rs.RheoscopeError, match="the 65 pairs"):
-        rs.torn(model.view, on(model, x), 0, 0, top=66)
+        rs.distorted_pairs(on(model, x), 0, 0, top=66)
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def test_it_equals_a_slow_count_over_all_pairs(name: str, image: str) -> None:
     before, after = ((rankdata(pdist(y.numpy())) - 1) / (len(kept) * (len(kept) - 1) / 2 - 1) for y in (x, x @ A))
     pairs = [(kept[a], kept[b]) for a in range(len(kept)) for b in range(a + 1, len(kept))]
     change = {pair: after[at] - before[at] for at, pair in enumerate(pairs)}
-    found = rs.torn(trace.view, trace, 1, 2, image=image, top=6)
+    found = rs.distorted_pairs(trace, 1, 2, image=image, top=6)
     for kind, sign in (("torn", 1), ("glued", -1)):
         row = found.sel(kind=kind)
         mine = list(zip(row["first"].values.tolist(), row["second"].values.tolist(), strict=True))
@@ -81,7 +81,7 @@ def test_it_equals_a_slow_count_over_all_pairs(name: str, image: str) -> None:
 def test_an_isometric_cover_tears_nothing() -> None:
     model = planted(3 * torch.linalg.qr(random(0, 12, 12))[0], torch.eye(12, dtype=F64))
     for image in ("query", "key"):
-        found = rs.torn(model.view, on(model, random(1, 10, 12)), 0, 0, image=image, top=45)
+        found = rs.distorted_pairs(on(model, random(1, 10, 12)), 0, 0, image=image, top=45)
         assert np.allclose(found.before, found.after)
 
 
@@ -90,11 +90,11 @@ def test_a_turn_and_a_scale_of_the_cloud_tear_nothing_else(seed: int) -> None:
     """Distances keep their order, so only what the head does counts; the head reads the turned cloud by turned matrices."""
     model, Q = bare(width=8), torch.linalg.qr(random(seed, 8, 8))[0]
     cloud = random(seed + 1, 12, 8)
-    one = rs.torn(model.view, on(model, cloud), 0, 0, top=10)
+    one = rs.distorted_pairs(on(model, cloud), 0, 0, top=10)
     with torch.no_grad():
         for W in (model.view.blocks[0].W_Q, model.view.blocks[0].W_K):
             W.copy_(Q.mT @ W)
-    other = rs.torn(model.view, on(model, 3 * cloud @ Q), 0, 0, top=10)
+    other = rs.distorted_pairs(on(model, 3 * cloud @ Q), 0, 0, top=10)
     assert np.allclose(one.after - one.before, other.after - other.before)
     assert (one["first"] == other["first"]).all()
 
@@ -104,24 +104,32 @@ def test_massive_tokens_are_in_no_pair() -> None:
     points = trace.points.clone()
     points[1, 4] *= 100
     long = replace(trace, points=points)
-    every = rs.torn(long.view, long, 0, 1, top=20)
+    every = rs.distorted_pairs(long, 0, 1, top=20)
     assert every.attrs["massive"] == [4]
     assert 4 not in np.concatenate([every["first"].values.ravel(), every["second"].values.ravel()])
-    assert rs.torn(long.view, long, 0, 1, keep_massive=True).attrs["keep_massive"] == 1
+    assert rs.distorted_pairs(long, 0, 1, keep_massive=True).attrs["keep_massive"] == 1
+
+
+def test_layers_count_from_the_end_too() -> None:
+    trace = traced("llama", F64)
+    assert rs.distorted_pairs(trace).attrs["layer"] == 1
+    assert rs.distorted_pairs(trace, -2, 1).identical(rs.distorted_pairs(trace, 0, 1))
 
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     trace = model.trace(text())
     with pytest.raises(rs.RheoscopeError, match="unknown image 'value'; type one of query, key, content"):
-        rs.torn(model.view, trace, 0, 0, image="value")
+        rs.distorted_pairs(trace, 0, 0, image="value")
     with pytest.raises(rs.RheoscopeError, match="between 1 and the"):
-        rs.torn(model.view, trace, 0, 0, top=0)
+        rs.distorted_pairs(trace, 0, 0, top=0)
+    with pytest.raises(rs.RheoscopeError, match="no layer -3"):
+        rs.distorted_pairs(trace, -3)
     with pytest.raises(rs.RheoscopeError, match="no head 9 in layer 0"):
-        rs.torn(model.view, trace, 0, 9)
+        rs.distorted_pairs(trace, 0, 9)
     with pytest.raises(rs.RheoscopeError, match="no layer 9"):
-        rs.torn(model.view, trace, 9, 0)
+        rs.distorted_pairs(trace, 9, 0)
     with pytest.raises(rs.RheoscopeError, match="at least 3 tokens that are not massive, got 2; type a longer text"):
-        rs.torn(model.view, model.trace([5, 6]), 0, 0, keep_massive=True)
+        rs.distorted_pairs(model.trace([5, 6]), 0, 0, keep_massive=True)
     with pytest.raises(rs.RheoscopeError, match="has no M"):
-        rs.torn(double("own_cosine").view, traced("own_cosine", F64), 0, 0)
+        rs.distorted_pairs(traced("own_cosine", F64), 0, 0)

@@ -1,4 +1,4 @@
-"""Why: contributions sum to the model's own score for every family, equal a slow sum, and find what was planted."""
+"""Score attribution: contributions sum to the model's own score for every family, equal a slow sum, and find what was planted."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def test_contributions_sum_to_the_score_and_to_the_pattern(name: str) -> None:
     for layer, head in ((0, 0), (trace.view.layers - 1, trace.view.heads - 1)):
         s, w, heads = trace.scores(layer, head), trace.weights(layer, head), trace.view.heads_of(layer)
         capped = "SoftCap" in type(heads.mechanism.score).__name__
-        one = rs.why(trace.view, trace, layer, head, query=5, key=2)
+        one = rs.score_attribution(trace, layer, head, query=5, key=2)
         assert float(one.contribution.sum() + one.position_bias) == pytest.approx(float(one.score), rel=1e-6, abs=1e-9)
         assert float(one.weight) == pytest.approx(float(w[5, 2]), abs=1e-12)
         if not capped:
@@ -30,14 +30,14 @@ def test_contributions_sum_to_the_score_and_to_the_pattern(name: str) -> None:
             allowed = permitted(heads, len(trace), s.device)
             looking = [i for i in range(len(trace)) if float(w[i].sum()) > 0]
             rows = [(w[i] * s[i])[allowed[i]].sum() / w[i].sum() - s[i][allowed[i]].mean() for i in looking]
-            whole = rs.why(trace.view, trace, layer, head)
+            whole = rs.score_attribution(trace, layer, head)
             assert float(whole.score) == pytest.approx(float(torch.stack(rows).sum()) / len(trace), rel=1e-4, abs=1e-5)
 
 
 def test_a_contribution_is_the_form_between_two_components() -> None:
     trace = traced("gpt2", F64)
     view, layer, head = trace.view, 1, 2
-    found = rs.why(view, trace, layer, head, query=6, key=3)
+    found = rs.score_attribution(trace, layer, head, query=6, key=3)
     made, norm = components(trace, trace.steps[trace.where[layer]], [6, 3]), view.blocks[layer].norm
     x = trace.read_by(layer)[[6, 3]]
     hats = norm.centre(made.parts) * norm.scale(x)
@@ -50,14 +50,14 @@ def test_a_contribution_is_the_form_between_two_components() -> None:
 def test_a_planted_component_makes_the_score() -> None:
     model = rs.load()
     trace = model.trace("The keys to the cabinet are on the table")
-    found = rs.why(model.view, trace, 3, 0, query=8, key=4)
+    found = rs.score_attribution(trace, 3, 0, query=8, key=4)
     assert "L2.mlp" in found["from"].values
     assert "L3.mlp" not in found["from"].values  # nothing that comes later
     points = trace.points.clone()
     at = trace.where[3]
     # the last step before layer 3 is its MLP's
     points[at, 8] += 50 * random(0, 256).float() - 0.5 * points[at, 8]
-    pushed = rs.why(model.view, replace(trace, points=points), 3, 0, query=8, key=4)
+    pushed = rs.score_attribution(replace(trace, points=points), 3, 0, query=8, key=4)
     strongest = abs(pushed.contribution).sum("to")
     assert strongest["from"].values[int(np.argmax(strongest.values))] == "L2.mlp"
 
@@ -68,7 +68,7 @@ def test_a_shift_of_the_keys_bias_moves_one_column_alike_for_all_keys(name: str)
     gaps = []
     for key in (1, 4):
         one, other = (
-            rs.why(model.view, model.trace(text()), 1, 2, query=6, key=key)
+            rs.score_attribution(model.trace(text()), 1, 2, query=6, key=key)
             for model in (double(name), moved(name, move_key_bias))
         )
         gaps.append(other.contribution.values - one.contribution.values)
@@ -77,15 +77,24 @@ def test_a_shift_of_the_keys_bias_moves_one_column_alike_for_all_keys(name: str)
     np.testing.assert_allclose(gaps[0], gaps[1], atol=1e-6)
 
 
+def test_layers_and_tokens_count_from_the_end_too() -> None:
+    trace = traced("gpt2", F64)
+    assert rs.score_attribution(trace).identical(rs.score_attribution(trace, 1, 0))
+    one, other = rs.score_attribution(trace, -2, 3, -1, -4), rs.score_attribution(trace, 0, 3, 17, 14)
+    assert one.identical(other)
+    with pytest.raises(rs.RheoscopeError, match="there is no layer -3; this model has layers 0 to 1"):
+        rs.score_attribution(trace, -3)
+
+
 def test_what_cannot_be_asked_is_told_in_one_line() -> None:
     model = rs.load()
     trace = model.trace("The keys to the cabinet")
     with pytest.raises(rs.RheoscopeError, match="token 1 may not look at token 3; type a key that comes no later"):
-        rs.why(model.view, trace, 0, 0, query=1, key=3)
+        rs.score_attribution(trace, 0, 0, query=1, key=3)
     with pytest.raises(rs.RheoscopeError, match="a score has a query and a key; type both"):
-        rs.why(model.view, trace, 0, 0, query=1)
+        rs.score_attribution(trace, 0, 0, query=1)
     with pytest.raises(rs.RheoscopeError, match="there is no token 99"):
-        rs.why(model.view, trace, 0, 0, query=99, key=0)
+        rs.score_attribution(trace, 0, 0, query=99, key=0)
     cosine = traced("own_cosine", F64)
     with pytest.raises(rs.RheoscopeError, match="no scaled dot products"):
-        rs.why(cosine.view, cosine, 0, 0, query=1, key=0)
+        rs.score_attribution(cosine, 0, 0, query=1, key=0)

@@ -1,0 +1,38 @@
+"""How many numbers to hold at a time, by device: the one place that block sizes come from.
+
+On a CPU a block stays near the cores; on a GPU each block is a launch, so a block is as large as free memory allows.
+"""
+
+import torch
+
+NEAR = 1 << 21
+"""Numbers of a block that is read and written a few times (8 MiB in float32): near the cores, and large enough to pay."""
+IN_CACHE = 1 << 18
+"""Numbers of a block that is worked on in place, again and again (1 MiB in float32): within the cache of one core."""
+SHARE = 64
+"""One part in so many of the free bytes of a GPU: the backward pass of a block holds several copies in float64 or less."""
+
+
+def numbers_at_once(device: torch.device) -> int:
+    """How many scores a block may hold on this device.
+
+    >>> numbers_at_once(torch.device("cpu"))
+    2097152
+    """
+    return _fitting(device, NEAR)
+
+
+def numbers_in_cache(device: torch.device) -> int:
+    """The same for work that stays in the cache of a CPU; a GPU has no use for less than fits.
+
+    >>> numbers_in_cache(torch.device("cpu"))
+    262144
+    """
+    return _fitting(device, IN_CACHE)
+
+
+def _fitting(device: torch.device, on_cpu: int) -> int:
+    if device.type != "cuda":
+        return on_cpu
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(on_cpu, free // SHARE // 4)

@@ -1,0 +1,69 @@
+"""What an analysis of the covers looks at: the cloud that each layer reads, massive tokens left out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Heads
+from rheoscope.space.share import exact
+from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """What one layer reads of a text: its heads, all points `x` (n, d) and, of the tokens that count, x̂ and their places."""
+
+    layer: int
+    heads: Heads
+    x: Float[Tensor, "all d"]
+    hat: Float[Tensor, "n d"]
+    at: Int[Tensor, " n"]
+
+
+def layers(trace: Trace, keep_massive: bool = False, least: int = 1) -> Iterator[Read]:
+    """Layer by layer what the heads read of a text; fewer than `least` tokens are refused.
+
+    >>> import rheoscope as rs
+    >>> next(layers(rs.load().trace("The keys to the cabinet"))).hat.shape[-1]
+    256
+    """
+    at = tokens(trace, keep_massive, least)
+    if not bool(torch.stack(trace.points.aminmax()).isfinite().all()):
+        raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
+    for layer in range(trace.view.layers):
+        yield read(trace, layer, at)
+
+
+def read(trace: Trace, layer: int, at: Int[Tensor, " n"]) -> Read:
+    """What one layer reads of a text, with the tokens at these places as those that count."""
+    heads, x = trace.view.heads_of(layer), trace.read_by(layer)
+    return Read(layer, heads, x, heads.norm.hat(exact(x))[at], at)
+
+
+def tokens(trace: Trace, keep_massive: bool, least: int = 1) -> Int[Tensor, " n"]:
+    """Places of the tokens that count."""
+    return trace.kept(keep_massive, least).nonzero()[:, 0]
+
+
+def layer_from_end(view: View, layer: int, head: int = 0) -> int:
+    """The number of a layer that may be counted from the end (−1 is the last); it must be there, and have the head.
+
+    >>> import rheoscope as rs
+    >>> layer_from_end(rs.load().view, -1)
+    5
+    """
+    found = layer + view.layers if -view.layers <= layer < 0 else layer
+    view.heads_of(found, head)
+    return found
+
+
+def provenance(trace: Trace, keep_massive: bool, **settings: Any) -> dict[str, Any]:
+    """What every result on a text carries: settings, massive tokens, the model and the text."""
+    attributes: dict[str, Any] = {"space": "x̂", "massive": trace.massive(), "keep_massive": int(keep_massive)}
+    return attributes | settings | trace.provenance

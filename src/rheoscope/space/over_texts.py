@@ -1,0 +1,230 @@
+"""Any analysis of a text over several texts: means with bootstrap intervals, one null, and whether other texts would say the same."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.analysis import SUBJECTS
+from rheoscope.space.chance import q_values, two_sided, z_scores
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+OF_HEAD = ("layer", "head")
+TESTED = ("z", "q_value")
+"""How far one text lies from its null: no mean over texts is that of the mean, so both are computed anew."""
+
+
+def over_texts(
+    analysis: "Callable[..., xarray.Dataset]",
+    traces: Sequence[Trace],
+    resamples: int = 2000,
+    splits: int = 200,
+    seed: int = 0,
+    **settings: Any,
+) -> "xarray.Dataset":
+    """Any analysis of one text, asked of several: how sure it is of each number, and whether other texts would say the same.
+
+    **Answers** "is this head (this layer) like that, or was it this text?"
+
+    **Takes** a function of a Trace (`rs.agreement`, `rs.energy`, or your own that calls one with what belongs to each text, such
+    as its control) and the Traces of one model. `settings` are the analysis's; `seed` is that of all draws, the analysis's too.
+
+    **Formula** the mean over texts; its 95 % interval from `resamples` draws of as many texts with replacement (percentiles: with
+    few texts a little too narrow). The null is the mean of the texts' nulls; a standard deviation of a mean is at most the
+    mean of the standard deviations, which is the one that z uses. `split_half`: texts in two halves at random, the
+    correlation over heads of the two means, mean over `splits`.
+
+    **Gives** every numeric field whose axes are the same in all texts: the mean under its own name, `…_low`, `…_high`; for one with
+    a null and its spread `…_z`, `…_q_value` (of all its entries together); for those of (layer, head) also (measure): `overall`,
+    `overall_low`, `overall_high`, `split_half`. `attrs["left_out"]` lists the rest: fields of tokens, words, z and q-values of
+    one text. NaN where a text has none. A Dataset of the analysis itself: `rs.plot` draws it.
+
+    **Laws** the order of the texts does not matter to means; a number that is the same on all texts has an interval of width
+    0; several times the same text split into halves of correlation 1.
+
+    **Siblings** `prefix_stability` is one text under several beginnings.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> texts = ["The keys to the cabinet are on the table in the hall.", "In winter the river is cold and the birds fly south."]
+    >>> found = rs.over_texts(rs.agreement, [model.trace(text) for text in texts], draws=0)
+    >>> bool((found.agreement_low <= found.agreement_high).all())
+    True
+    """
+    refuse(analysis, traces, resamples, splits, settings)
+    settings = settings | ({"seed": seed} if "seed" in inspect.signature(analysis).parameters else {})
+    found = [analysis(trace, **settings) for trace in traces]
+    generator = torch.Generator().manual_seed(seed)
+    weights = drawn(len(found), resamples, generator)
+    halves = [torch.randperm(len(found), generator=generator) for _ in range(splits)]
+    attributes = {"texts": len(found), "bootstrap": f"{resamples} draws of {len(found)} texts", "seed": seed}
+    return joined(found, weights, halves).assign_attrs(attributes)
+
+
+def joined(
+    found: "Sequence[xarray.Dataset]", weights: Float[Tensor, "r t"], halves: Sequence[Int[Tensor, " t"]]
+) -> "xarray.Dataset":
+    """What an analysis gave for each text as one Dataset, from nothing but the Datasets."""
+    import xarray as xr
+
+    first = found[0]
+    names = [str(name) for name in first.data_vars if _joins(str(name), found)]
+    nulls, spreads = ({first[name].attrs.get(of, "") for name in names} for of in ("null", "null_sd"))
+    tables = {name: torch.stack([torch.as_tensor(one[name].values) for one in found]).double() for name in names}
+    data: dict[str, Any] = {}
+    for name in names:
+        data[name] = _mean(first[name], tables[name].mean(0), bound=name in spreads)
+        if name not in nulls | spreads:
+            data |= _ends(first[name], interval(weights, tables[name]))
+    measures = [name for name in names if first[name].dims == OF_HEAD and name not in nulls | spreads]
+    by_head = {name: tables[name] for name in measures}
+    coords = {} if not measures else {"measure": measures}
+    tested = [(name, *(first[name].attrs.get(of, "") for of in ("null", "null_sd"))) for name in names]
+    tested = [one for one in tested if set(one) <= set(names)]
+    values = data | _beside_null(data, tested) | _overall(by_head, weights, halves)
+    answer = xr.Dataset(values, dict(first[names].coords) | coords)
+    shared = {
+        key: value for key, value in first.attrs.items() if all(_same(one.attrs.get(key), value) for one in found)
+    }
+    shared = {key: value for key, value in shared.items() if key not in ("text", "massive")}
+    return answer.assign_attrs(shared | {"left_out": [str(name) for name in first.data_vars if name not in names]})
+
+
+def _joins(name: str, found: "Sequence[xarray.Dataset]") -> bool:
+    """Is this field a number on the same axes in all texts?"""
+    if name in TESTED or name.endswith(tuple(f"_{one}" for one in TESTED)):
+        return False
+    first = found[0][name]
+    same = (
+        name in one
+        and one[name].dims == first.dims
+        and one[name].shape == first.shape
+        and one[name].coords.to_dataset().equals(first.coords.to_dataset())
+        for one in found
+    )
+    return first.dtype.kind in "iuf" and all(same)
+
+
+def _mean(field: "xarray.DataArray", x: Tensor, bound: bool) -> "xarray.Variable":
+    """The mean of a field, with all that the field carries."""
+    import xarray as xr
+
+    what = "mean over texts, a bound from above on that of the mean" if bound else "mean over texts"
+    definition = f"{what}: {field.attrs.get('definition', field.name)}"
+    return xr.Variable(field.dims, x.numpy(), field.attrs | {"definition": definition})
+
+
+def _ends(field: "xarray.DataArray", ends: Float[Tensor, "2 *m"]) -> dict[str, Any]:
+    """Both ends of the interval of a field's mean."""
+    unit = {"unit": field.attrs["unit"]} if "unit" in field.attrs else {}
+    texts = (f"{which} end of the 95 % bootstrap interval of {field.name} over texts" for which in ("lower", "upper"))
+    return {
+        f"{field.name}_{end}": (field.dims, x.numpy(), {"definition": text} | unit)
+        for end, text, x in zip(("low", "high"), texts, ends, strict=True)
+    }
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+# What chance gives, and what heads have in common
+
+
+def _beside_null(data: dict[str, Any], tested: list[tuple[str, str, str]]) -> dict[str, Any]:
+    """z and q-value of the mean of every field (name, null, null_sd) that was tested."""
+    made: dict[str, Any] = {}
+    for name, null, spread in tested:
+        own = data[name]
+        mean, sd = (data[one].set_dims(own.sizes).transpose(*own.dims) for one in (null, spread))  # may have fewer axes
+        z = z_scores(*(torch.tensor(x.values) for x in (own, mean, sd)))
+        distance = f"({name} − {null}) / {spread}, never larger than with the spread of the mean itself"
+        finds = f"share of false finds among all {name} at least as far from their null (Benjamini and Hochberg, two-sided, z normal)"
+        made[f"{name}_z"] = (own.dims, z.numpy(), {"definition": distance})
+        made[f"{name}_q_value"] = (own.dims, q_values(two_sided(z)).numpy(), {"definition": finds})
+    return made
+
+
+def _overall(
+    tables: dict[str, Float[Tensor, "t layer h"]], weights: Float[Tensor, "r t"], halves: Sequence[Int[Tensor, " t"]]
+) -> dict[str, Any]:
+    """Means over all heads with their intervals, and how alike two halves of the texts tell heads apart."""
+    if not tables:
+        return {}
+    of_texts = torch.stack([table.flatten(1).nanmean(-1) for table in tables.values()], -1)
+    low, high = interval(weights, of_texts)
+    alike = torch.stack([split_half(table, halves) for table in tables.values()])
+    fields = {
+        "overall": (of_texts.mean(0), "mean over all heads and texts"),
+        "overall_low": (low, "lower end of its 95 % bootstrap interval over texts"),
+        "overall_high": (high, "upper end of its 95 % bootstrap interval over texts"),
+        "split_half": (
+            alike,
+            "correlation over heads of the mean over one half of the texts with that over the other, mean over splits",
+        ),
+    }
+    return {name: (("measure",), x.numpy(), {"definition": definition}) for name, (x, definition) in fields.items()}
+
+
+def drawn(texts: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r t"]:
+    """How much each text counts in each draw of as many texts with replacement; rows sum to 1."""
+    chosen = torch.randint(texts, (resamples, texts), generator=generator)
+    return torch.nn.functional.one_hot(chosen, texts).double().mean(1)
+
+
+def interval(weights: Float[Tensor, "r t"], x: Float[Tensor, "t *m"]) -> Float[Tensor, "2 *m"]:
+    """Both ends of the 95 % interval of the mean over texts, some entries at a time: a quantile takes 2²⁴ numbers at most."""
+    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    columns = [(weights @ part).quantile(ends, dim=0) for part in x.reshape(len(x), -1).split(1024, -1)]
+    return torch.cat(columns, -1).reshape(2, *x.shape[1:])
+
+
+def split_half(table: Float[Tensor, "t layer h"], halves: Sequence[Int[Tensor, " t"]]) -> Float[Tensor, ""]:
+    """Pearson correlation over heads of the means over two halves of the texts; NaN where heads do not differ."""
+    heads = table.flatten(1)
+    heads = heads[:, heads.isfinite().all(0)]
+    half, found = len(table) // 2, []
+    for order in halves:
+        one, other = (heads[some].mean(0) for some in (order[:half], order[half:]))
+        one, other = (x - x.mean() for x in (one, other))
+        found.append((one * other).sum() / (one.norm() * other.norm()))
+    return torch.stack(found).mean()
+
+
+# What is refused
+
+
+def refuse(analysis: Any, traces: Any, resamples: int, splits: int, settings: dict[str, Any]) -> None:
+    """Raises unless the analysis is a function of a Trace with these settings, and the Traces are of one model."""
+    parameters = dict(inspect.signature(analysis).parameters) if callable(analysis) else {}
+    about = [name for name in parameters if name in SUBJECTS]
+    if about != ["trace"]:
+        name, came = getattr(analysis, "__name__", repr(analysis)), ", ".join(about) or "none"
+        raise RheoscopeError(
+            f"over_texts asks a function of one trace, and {name} is about: {came}; type rs.over_texts(rs.agreement, traces)"
+        )
+    unknown = [name for name in settings if name not in parameters]
+    if unknown:
+        known = ", ".join(name for name in parameters if name != "trace")
+        raise RheoscopeError(f"{analysis.__name__} has no setting {unknown[0]!r}; type one of {known}")
+    many = isinstance(traces, Sequence) and all(isinstance(one, Trace) for one in traces)
+    if not many or len(traces) < 2 or resamples < 1 or splits < 1:
+        came = f"{len(traces)} texts" if many else type(traces).__name__
+        raise RheoscopeError(
+            f"several texts are a list of 2 Traces or more, resamples and splits 1 or more, got {came}, resamples={resamples}, "
+            f"splits={splits}; type rs.over_texts(rs.agreement, [model.trace(text) for text in texts])"
+        )
+    weights = [one.view.facts.get("weights") for one in traces]
+    if len(set(weights)) > 1:
+        at = next(at for at, one in enumerate(weights) if one != weights[0])
+        raise RheoscopeError(
+            f"texts are joined for one model: number {at} was made by weights {weights[at]}, number 0 by {weights[0]}; "
+            "type Traces of the same model"
+        )

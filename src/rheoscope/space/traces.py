@@ -1,0 +1,88 @@
+"""Many texts as one value: every text a Trace, all of them in one padded tensor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import overload
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.step import Step
+from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
+
+
+@dataclass(frozen=True, eq=False)
+class Traces(Sequence[Trace]):
+    """Several texts that one forward pass saw: a sequence of Traces, and their tensors side by side.
+
+    `points` (b, p, n, d) are padded on the right to the longest text, `ids` and `real` (b, n) too: `real` is True where a
+    token stands, `lengths` (b) count them. `traces[i]` is one text without its padding, in the same memory; a slice is
+    Traces again. `steps`, `where`, `middle` and `not_read` are those of every one of them.
+
+    >>> import rheoscope as rs
+    >>> traces = rs.load().trace(["The keys to the cabinet", "A cat"])
+    >>> len(traces), traces.lengths.tolist() == [len(trace) for trace in traces], len(traces[1:])
+    (2, True, 1)
+    """
+
+    view: View
+    points: Float[Tensor, "b p n d"]
+    ids: Int[Tensor, "b n"]
+    real: Bool[Tensor, "b n"]
+    lengths: Int[Tensor, " b"]
+    tokens: tuple[list[str], ...]
+    texts: tuple[str, ...]
+    steps: tuple[Step, ...]
+    where: tuple[int, ...]
+    middle: tuple[int, ...]
+    logits: Float[Tensor, "b n vocabulary"] | None = None
+    not_read: frozenset[Step] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @overload
+    def __getitem__(self, at: int) -> Trace: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> "Traces": ...
+
+    def __getitem__(self, at: int | slice) -> "Trace | Traces":
+        return self._each[at] if isinstance(at, int) else self._some(at)
+
+    def _some(self, at: slice) -> "Traces":
+        if at.step is not None and at.step < 1:
+            raise RheoscopeError(f"a slice of Traces goes forward, got a step of {at.step}; type list(traces)[::-1]")
+        return replace(
+            self,
+            points=self.points[at],
+            ids=self.ids[at],
+            real=self.real[at],
+            lengths=self.lengths[at],
+            tokens=self.tokens[at],
+            texts=self.texts[at],
+            logits=None if self.logits is None else self.logits[at],
+        )
+
+    @cached_property
+    def _each(self) -> tuple[Trace, ...]:
+        """Made once, since a Trace keeps what was computed from it."""
+        return tuple(self._one(at, n) for at, n in enumerate(self.lengths.tolist()))
+
+    def _one(self, at: int, n: int) -> Trace:
+        return Trace(
+            view=self.view,
+            points=self.points[at, :, :n],
+            steps=self.steps,
+            tokens=self.tokens[at],
+            ids=self.ids[at, :n],
+            where=self.where,
+            middle=self.middle,
+            text=self.texts[at],
+            logits=None if self.logits is None else self.logits[at, :n],
+            not_read=self.not_read,
+            facts=dict(self.view.facts),
+        )

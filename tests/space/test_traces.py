@@ -1,0 +1,86 @@
+"""Many texts as one value, against each of them alone."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.space.model import check_made_by
+from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
+from tests.attention.cases import gap
+from tests.pretrained.cases import model, text
+
+LENGTHS = [7, 12, 1]
+
+
+def batch(name: str = "llama", logits: bool = True) -> Traces:
+    return model(name).trace([text(seed, n) for seed, n in enumerate(LENGTHS)], logits=logits)
+
+
+def test_it_is_a_sequence_of_traces() -> None:
+    traces = batch()
+    assert isinstance(traces, Sequence)
+    assert len(traces) == len(list(traces)) == 3
+    assert [len(trace) for trace in traces] == LENGTHS
+    assert all(isinstance(trace, Trace) for trace in traces)
+    assert traces[-1] is traces[2]
+    with pytest.raises(IndexError):
+        traces[3]
+
+
+@pytest.mark.parametrize("name", ["llama", "neox"])
+def test_every_text_is_what_it_is_alone(name: str) -> None:
+    for seed, trace in enumerate(batch(name)):
+        alone = model(name).trace(text(seed, LENGTHS[seed]), logits=True)
+        assert gap(trace.points, alone.points) <= 1e-5
+        assert gap(trace.logits, alone.logits) <= 1e-5
+        assert torch.equal(trace.ids, alone.ids)
+        for field in ("steps", "tokens", "text", "where", "middle", "not_read", "facts"):
+            assert getattr(trace, field) == getattr(alone, field), field
+
+
+def test_its_tensors_hold_the_traces_and_their_padding() -> None:
+    traces = batch()
+    assert traces.points.shape == (3, len(traces.steps), 12, traces.view.width)
+    assert traces.points.is_contiguous()
+    assert traces.lengths.tolist() == traces.real.sum(-1).tolist() == LENGTHS
+    assert traces.real[0].tolist() == [True] * 7 + [False] * 5
+    assert traces.logits is not None
+    for at, trace in enumerate(traces):
+        assert torch.equal(traces.ids[at][traces.real[at]], trace.ids)
+        assert not traces.ids[at][~traces.real[at]].any()
+        assert trace.points.untyped_storage().data_ptr() == traces.points.untyped_storage().data_ptr()
+        assert torch.equal(traces.points[at, :, traces.real[at]], trace.points)
+        assert torch.equal(traces.logits[at, traces.real[at]], trace.logits)
+    assert batch(logits=False).logits is None
+
+
+def test_a_slice_is_traces_again() -> None:
+    traces = batch()
+    some = traces[1:]
+    assert isinstance(some, Traces)
+    assert [len(trace) for trace in some] == LENGTHS[1:]
+    assert torch.equal(some[0].points, traces[1].points)
+    assert torch.equal(some.logits, traces.logits[1:])
+    assert len(traces[:0]) == 0
+    assert [len(trace) for trace in traces[::2]] == [7, 1]
+    with pytest.raises(rs.RheoscopeError, match=r"goes forward, got a step of -1; type list\(traces\)"):
+        traces[::-1]
+
+
+def test_what_a_trace_has_computed_is_kept() -> None:
+    traces = batch()
+    assert traces[0].carried(0) is traces[0].carried(0)
+
+
+def test_a_trace_of_other_weights_is_refused() -> None:
+    trace = model("llama").trace(text())
+    check_made_by(model("llama"), trace)
+    with pytest.raises(
+        rs.RheoscopeError, match=r"made by other weights \(.*\) than the model's \(.*\); type model.trace"
+    ):
+        check_made_by(model("gpt2"), trace)
+    with pytest.raises(rs.RheoscopeError, match=r"one Trace is asked about, got Traces; type model.trace\(text\)"):
+        check_made_by(model("llama"), batch())

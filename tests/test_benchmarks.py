@@ -1,0 +1,54 @@
+"""Every benchmark runs: its smallest form, in this process. How fast anything is, no test asks."""
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+PARTS = {"timing", "peers"}
+"""What benchmarks are made of."""
+BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in PARTS)
+ON_A_GPU = [("training_cuda", []), ("trace", ["--cuda"])]
+pytestmark = pytest.mark.unchecked
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[list[str]], None]]:
+    """What a benchmark does with the words after its name."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return lambda name: runpy.run_path(str(FOLDER / f"{name}.py"), run_name=name)["main"]
+
+
+def results() -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in (FOLDER / "results").iterdir()}
+
+
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if not name.endswith("cuda")])
+def test_the_smallest_form_runs_and_stores_nothing(name: str, main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stored = results()
+    main(name)(["--smallest"])
+    assert capsys.readouterr().out
+    assert results() == stored
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "words"), ON_A_GPU)
+def test_the_smallest_form_runs_on_a_gpu(name: str, words: list[str], main: Any) -> None:
+    stored = results()
+    main(name)(["--smallest", *words])
+    assert results() == stored
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_each_says_what_it_is(name: str, main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(name)(["--help"])
+    assert end.value.code == 0
+    assert "--smallest" in capsys.readouterr().out
+
+
+def test_there_are_benchmarks() -> None:
+    assert {"attention_cpu", "trace", "training_cuda"} <= set(BENCHMARKS)
