@@ -19,6 +19,8 @@ NAMES = {
     "uniform": "even attention",
 }
 COLOURS = {"edit": "first", "size": "null", "cloud": "null", "spectrum": "null", "mean": "second", "uniform": "third"}
+NAMED = 6
+"""Heads that a title can name."""
 TOGETHER = (
     "Nats per token that a change costs, with 95 % bootstrap intervals over texts. The edit says something of the model where it lies "
     "apart from random changes (grey: of the same size in E, as large on the text, of the same spectrum); the ablations say what the "
@@ -39,9 +41,11 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
 
 
 def heads_of(dataset: "xarray.Dataset") -> str:
-    """The changed heads in words: all, those of a layer, or some."""
-    heads = str(dataset.attrs["heads"])
-    return "all heads" if heads == "all" else f"heads {heads}" if "." in heads else f"all heads of {heads}"
+    """The changed heads in words: all, their names, or how many where names would fill the title."""
+    names = str(dataset.attrs["heads"]).split()
+    if names == ["all"]:
+        return "all heads"
+    return f"{len(names)} heads" if len(names) > NAMED else f"head{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def costs(dataset: "xarray.Dataset") -> Panel:

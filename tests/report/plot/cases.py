@@ -1,0 +1,75 @@
+"""Answers of the default model that the tests of pictures share, small and asked once, and what is looked for on a picture."""
+
+from functools import cache
+from typing import Any
+
+import rheoscope as rs
+from rheoscope import catalogue
+from rheoscope.report.draw.inline import figures
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.drawing import picture_of
+from rheoscope.report.picture import Cells, Line, Panel, Picture
+from tests.report.parts import Parts
+
+TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
+TEXTS = ["The keys to the cabinet are", "A dog to the cabinet are"]
+"""Two beginnings of one text."""
+EVERY_HEAD_OF = {layer: [(layer, head) for head in range(4)] for layer in range(6)}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "agreement": {"draws": 2},
+    "attention_patching": {"target": " on", "etas": (0.1, -0.1, 0.0)},
+    "boundary": {"layers": [0, 4], "iterations": 3},
+    "composition": {"top": 4},
+    "decay": {"heads": EVERY_HEAD_OF[3], "M": "symmetric"},
+    "distorted_pairs": {"layer": 2, "head": 1, "top": 4},
+    "distortion": {"nearest": 3, "draws": 2},
+    "each_head": {"heads": [(2, 1), (4, 3)], "M": "symmetric", "each": True},
+    "faithfulness": {"targets": [" on", " on"], "foils": [" of", " of"], "shares": (1.0, 0.0, 0.5), "draws": 1},
+    "fixed_point": {"layers": [0, 2, 5], "times": 3, "iterations": 3},
+    "massive_tokens": {"times": 1.2},
+    "reversed_attention": {"target": " on"},
+    "rollout": {"probes": 2},
+    "score_attribution": {"layer": 4, "head": 1},
+    "stack": {"draws": 2},
+    "surgery": {"heads": EVERY_HEAD_OF[2], "M": "symmetric"},
+}
+"""What is asked for, so that answers are small and have everything that a picture draws; all else is asked by itself."""
+
+
+@cache
+def model() -> Any:
+    return rs.load()
+
+
+@cache
+def found(name: str) -> Any:
+    """The answer of an analysis; `each_head` is surgery of every head alone."""
+    analysis = catalogue.analysis("surgery" if name == "each_head" else name)
+    given = {"view": model().view, "trace": model().trace(TEXT), "model": model(), "text": TEXT, "texts": TEXTS}
+    return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}))
+
+
+def drawn(name: str, **more: Any) -> Picture:
+    return picture_of(found(name), **more)
+
+
+def titled(name: str, title: str) -> Panel:
+    return next(panel for panel in drawn(name).panels if panel.title == title)
+
+
+def lines(panel: Panel) -> dict[str, Line]:
+    return {mark.name: mark for mark in panel.marks if isinstance(mark, Line)}
+
+
+def cells(panel: Panel) -> Cells:
+    return next(mark for mark in panel.marks if isinstance(mark, Cells))
+
+
+def by_three_hands(picture: Picture) -> None:
+    """Every panel is drawn on paper, in a notebook and on a page."""
+    paper, notebook = on_paper(picture), in_notebook(picture)
+    assert [axes.get_title("left") for axes in paper.axes] == [panel.title for panel in picture.panels]
+    assert len(notebook.data) == sum(len(panel.marks) for panel in picture.panels)
+    assert Parts(figures(picture)).count("svg") == len(picture.panels)
+    paper.canvas.draw()

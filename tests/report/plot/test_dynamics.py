@@ -1,0 +1,30 @@
+"""The figures of the theory bench."""
+
+import pytest
+
+import rheoscope as rs
+from rheoscope.report.plot.dynamics import DRAWN
+from tests.flow.dynamics.cases import done
+
+
+@pytest.mark.parametrize("name", sorted(rs.experiments()))
+def test_every_experiment_has_its_figure(name: str) -> None:
+    figure = rs.plot(done(name))
+    figure.draw_without_rendering()
+    assert all(axis.get_title("left") and (axis.lines or axis.collections or axis.patches) for axis in figure.axes)
+    assert len(figure.axes) == 2
+    assert set(DRAWN) == set(rs.experiments())
+
+
+def test_dots_are_what_was_measured_and_lines_what_theory_gives() -> None:
+    told = done("equiangular")
+    line, dots = rs.plot(told).axes[0].lines[:2]
+    assert line.get_ydata() == pytest.approx(told.cosine_ode.values[0])
+    assert dots.get_ydata() == pytest.approx(told.cosine.values[0])
+    assert dots.get_linestyle() == "None"
+
+
+def test_a_notebook_shows_the_numbers_of_an_experiment_from_its_fields() -> None:
+    told = done("rank_collapse")
+    drawn = {trace.name: trace for trace in rs.show(told).data}
+    assert list(drawn["residual"].y) == pytest.approx(told.residual.values)

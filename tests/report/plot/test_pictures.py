@@ -1,0 +1,59 @@
+"""Every analysis of the catalogue has a picture that all three hands draw: its own, and the one that follows from its fields."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rheoscope import catalogue
+from rheoscope.report.draw.inline import figures
+from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.picture import Cells
+from rheoscope.report.plot import fields
+from rheoscope.report.plot.heads import COLOURS
+from tests.report.parts import Parts
+from tests.report.plot.cases import by_three_hands, drawn, found, model
+
+NAMES = [*catalogue.names(), *(["each_head"] if "surgery" in catalogue.TABLE else [])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_three_hands_draw_every_panel(name: str) -> None:
+    by_three_hands(drawn(name, words=model().words))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_three_hands_draw_what_follows_from_the_fields(name: str) -> None:
+    picture = fields.picture(found(name))
+    by_three_hands(picture)
+    told = picture.caption + "".join(panel.title + panel.about for panel in picture.panels)
+    assert all(fields.in_words(field) in told for field in fields.own_fields(found(name)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_types_of_heads_stand_on_every_map_with_one_key(name: str) -> None:
+    types = planted(model().view.layers, model().view.heads)
+    bare, typed = drawn(name), drawn(name, types=types)
+    assert not bare.key or name == "head_types"
+    maps = [at for at, panel in enumerate(bare.panels) if panel.cells and panel.x.label == "head"]
+    if name == "head_types" or not maps:
+        return
+    for at in maps:
+        dots = {mark.name: mark for mark in typed.panels[at].marks if not isinstance(mark, Cells) and mark.name}
+        assert list(dots) == [kind.replace("_", "-") for kind in COLOURS]
+        assert [(y, x) for mark in dots.values() for x, y in zip(mark.x, mark.y, strict=True)] == [
+            (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)
+        ]  # fmt: skip
+    assert Parts(figures(typed)).texts["li"].count("induction") == 1
+    assert [trace.name for trace in in_notebook(typed).data if trace.showlegend].count("induction") == 1
+    assert typed.caption.startswith(bare.caption)
+    assert "Dots are types" in typed.caption
+
+
+def planted(layers: int, heads: int) -> Any:
+    """Types of heads: one head of each type, from the first on."""
+    import xarray as xr
+
+    kinds = np.full(layers * heads, "mixed", dtype="<U15")
+    kinds[: len(COLOURS)] = list(COLOURS)
+    return xr.Dataset({"type": (("layer", "head"), kinds.reshape(layers, heads))})

@@ -1,0 +1,31 @@
+"""The picture of how tokens move."""
+
+import numpy as np
+import pytest
+
+from rheoscope.report.draw.inline import svg
+from rheoscope.report.picture import Line
+from rheoscope.report.plot.trajectory import maker, speeds
+from rheoscope.space.step import Step
+from tests.report.parts import Parts
+from tests.report.plot.cases import drawn, found, lines
+
+
+def test_the_map_has_a_path_and_an_end_for_every_token() -> None:
+    panel, dataset = drawn("trajectory").panels[0], found("trajectory")
+    paths = [mark for mark in panel.marks if isinstance(mark, Line) and mark.style == "solid"]
+    assert len(paths) == dataset.sizes["token"]
+    assert np.allclose(paths[2].x, dataset.place[:, 2, 0])
+    assert paths[2].tip.startswith("token 2 ·ke: path ")
+    assert Parts(svg(panel)).count("circle") == len(paths)
+
+
+def test_speed_is_told_by_maker() -> None:
+    dataset = found("trajectory")
+    panel = speeds(dataset)
+    expected = dataset.relative_speed.sel(step="L2.resid_mid").median()
+    assert lines(panel)["attention"].y[2] == pytest.approx(float(expected))
+    assert list(panel.key) == ["attention", "MLP"]
+    post = [Step.parse(f"L0.{name}") for name in ("attn_sum", "resid_mid", "mlp_sum", "resid_post")]
+    assert [maker(step, post) for step in post] == ["attention", "norm", "MLP", "norm"]
+    assert maker(Step.parse("L0.resid_cross"), []) == "cross attention"
