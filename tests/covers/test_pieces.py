@@ -7,7 +7,7 @@ import rheoscope as rs
 from rheoscope.covers import pieces as room
 from rheoscope.covers.pieces import batches, divergence, kept_tokens, losses
 from tests.cases import double, gap, model, text
-from tests.laws.every_analysis import same
+from tests.laws.moves import same
 
 SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "own", "own_sink", "own_alibi", "own_metric"]
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4), text(5, 2)]
