@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,13 +20,14 @@ from rheoscope.flow.readout import readout
 from rheoscope.flow.trajectory import trajectory
 from rheoscope.flow.transport import transport
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
 
 Found = dict[str, "xarray.Dataset"]
-Ask = Callable[[Any, Trace, str, Found], "xarray.Dataset"]
+Ask = Callable[[Model, Trace, str, Found], "xarray.Dataset"]
 """From a model, a text, a space and what was found before to an answer."""
 
 
@@ -34,7 +35,7 @@ DRAWS = 20
 """Random heads that each head is compared with in a report; `rheoscope covers --draws` takes more."""
 
 
-def types_of(model: Any) -> "xarray.Dataset | None":
+def types_of(model: Model) -> "xarray.Dataset | None":
     """The types of heads that colour maps, or none where the model cannot read the probe (few tokens, short texts)."""
     try:
         return head_types(model)
@@ -42,7 +43,7 @@ def types_of(model: Any) -> "xarray.Dataset | None":
         return None
 
 
-def _torn(model: Any, trace: Trace, found: Found) -> "xarray.Dataset":
+def _torn(model: Model, trace: Trace, found: Found) -> "xarray.Dataset":
     """The pairs of the head that is furthest from reading similarity."""
     if "agreement" not in found:
         raise RheoscopeError("pairs are shown of the head furthest from similarity, and agreement has no answer")
@@ -94,7 +95,11 @@ class Answers:
 
 
 def answers(
-    model: Any, trace: Trace, space: str = "raw", asked: dict[str, Ask] = ANALYSES, tell: Callable[[str], object] = str
+    model: Model,
+    trace: Trace,
+    space: str = "raw",
+    asked: dict[str, Ask] = ANALYSES,
+    tell: Callable[[str], object] = str,
 ) -> Answers:
     """Ask everything; an analysis that refuses this text is left out, with its reason. `tell` hears what is going on.
 

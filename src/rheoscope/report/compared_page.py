@@ -1,16 +1,15 @@
 """Two texts in a model as one page: what each shows, every layer side by side, then every picture of both."""
 
-from typing import Any
-
 from rheoscope.report.answers import Answers
 from rheoscope.report.findings import findings
 from rheoscope.report.flow_page import lead, pictures, provenance, sentences, shortened, token_strip
 from rheoscope.report.layers import NEXT, columns, prediction, said
 from rheoscope.report.page import Cell, Page
 from rheoscope.report.plot.compared import picture_compared
+from rheoscope.space.model import Model
 
 
-def compared_page(model: Any, first: Answers, second: Answers) -> Page:
+def compared_page(model: Model, first: Answers, second: Answers) -> Page:
     """The page of two texts."""
     both = {"text 1": first, "text 2": second}
     page = Page(f"{shortened(first.trace)} | {shortened(second.trace)}", lead(model, first, second))
@@ -27,7 +26,7 @@ def compared_page(model: Any, first: Answers, second: Answers) -> Page:
     return page
 
 
-def beside(page: Page, model: Any, first: Answers, second: Answers) -> Page:
+def beside(page: Page, model: Model, first: Answers, second: Answers) -> Page:
     """Three rows a layer: the first text, the second, and the second minus the first."""
     both = [column for column in columns(first.found) if column.analysis in second.found]
     read = "readout" in first.found and "readout" in second.found

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from rheoscope.report.layers import said
 from rheoscope.report.page import Cell, Page
 from rheoscope.report.tokens import shown
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def untrained(found: "xarray.Dataset") -> str:
     return f"The same architecture at initial weights: {said(controlled)} with distance and length taken out, {said(raw)} with them."
 
 
-def changed(model: Any, trace: Trace, layer: int, head: int, top: int = 1) -> dict[str, str]:
+def changed(model: Model, trace: Trace, layer: int, head: int, top: int = 1) -> dict[str, str]:
     """The tokens that a head tears apart and those that it glues together, among its queries, by name and place."""
     pairs = torn(model.view, trace, layer, head, top=top)
     return {
@@ -122,7 +123,7 @@ def changed(model: Any, trace: Trace, layer: int, head: int, top: int = 1) -> di
     }
 
 
-def list_lines(model: Any, trace: Trace, found: "xarray.Dataset") -> list[str]:
+def list_lines(model: Model, trace: Trace, found: "xarray.Dataset") -> list[str]:
     """A line a list: its clearest heads, and what the first of them does to pairs of tokens."""
     lines = []
     for name, heads in lists(found).items():
@@ -140,7 +141,7 @@ def list_lines(model: Any, trace: Trace, found: "xarray.Dataset") -> list[str]:
     return lines
 
 
-def head_rows(model: Any, trace: Trace, found: "xarray.Dataset") -> tuple[list[str | Cell], list[list[str | Cell]]]:
+def head_rows(model: Model, trace: Trace, found: "xarray.Dataset") -> tuple[list[str | Cell], list[list[str | Cell]]]:
     """The table of the page: the clearest heads of every list with their numbers, and the pair that each changes most."""
     numbers = {"agreement_raw": "raw", "agreement": "agreement", "agreement_untrained": "untrained", "z": "z"}
     numbers = {name: title for name, title in numbers.items() if name in found}
@@ -160,10 +161,10 @@ def head_rows(model: Any, trace: Trace, found: "xarray.Dataset") -> tuple[list[s
     return header, rows
 
 
-def asked(draws: int, tell: Progress, control: Any | None = None) -> dict[str, Ask]:
+def asked(draws: int, tell: Progress, control: Model | None = None) -> dict[str, Ask]:
     """What the terminal tells; `control` is the same architecture untrained."""
 
-    def read(model: Any, trace: Trace, space: str, found: Found) -> "xarray.Dataset":
+    def read(model: Model, trace: Trace, space: str, found: Found) -> "xarray.Dataset":
         beside = None if control is None else control.trace(trace.ids)
         return agreement(model.view, trace, draws, control=beside, progress=tell)
 
@@ -191,14 +192,14 @@ def _k(trace: Trace) -> int:
     return max(1, min(5, (len(trace) - len(trace.massive()) - 1) // 2))
 
 
-def _why(model: Any, trace: Trace, found: Found) -> "xarray.Dataset":
+def _why(model: Model, trace: Trace, found: Found) -> "xarray.Dataset":
     """The pattern of the head that reads similarity most surely."""
     z = found["agreement"].z.values
     layer, head = divmod(int(np.nanargmax(z)), z.shape[1])
     return why(model.view, trace, layer, head)
 
 
-def covers_page(model: Any, told: Answers) -> Page:
+def covers_page(model: Model, told: Answers) -> Page:
     """Every picture of the covers on one page."""
     view, found = model.view, told.found
     lead = (
@@ -217,14 +218,14 @@ def covers_page(model: Any, told: Answers) -> Page:
     return page.facts("Where the numbers come from", provenance(told.trace, told))
 
 
-def settled(model: Any, told: Answers) -> list[str]:
+def settled(model: Model, told: Answers) -> list[str]:
     """How many heads read similarity, and the lists of them with the pairs of tokens that they change."""
     found = told.found["agreement"]
     return [*verdict(found), *list_lines(model, told.trace, found)]
 
 
 def show(
-    model: Any, control: Any | None, text: str, draws: int, explain: bool, json_file: Path | None, html: Path | None
+    model: Model, control: Model | None, text: str, draws: int, explain: bool, json_file: Path | None, html: Path | None
 ) -> None:
     """What `rheoscope covers TEXT` does."""
     from rich.console import Console
@@ -248,7 +249,7 @@ def show(
         console.print(covers_page(model, told).save(html), soft_wrap=True)
 
 
-def _answered(model: Any, control: Any | None, trace: Trace, draws: int, everything: bool) -> Answers:
+def _answered(model: Model, control: Model | None, trace: Trace, draws: int, everything: bool) -> Answers:
     """The answers, with a bar on stderr; without agreement there is nothing to tell, and its reason is the error."""
     from rich.console import Console
     from rich.progress import Progress as Bar

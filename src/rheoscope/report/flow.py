@@ -1,7 +1,7 @@
 """A text in a model, in the terminal: how every layer moves the cloud, what it predicts, what kind of operators its heads are."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rheoscope.files import free
 from rheoscope.flow.cloud import SPACES
@@ -15,6 +15,7 @@ from rheoscope.report.layers import NEXT, Words, columns, prediction, said
 from rheoscope.report.operators import terminal_table
 from rheoscope.report.tokens import shown
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Model
 from rheoscope.space.step import Step
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _next(told: Answers, layer: int, words: Words) -> list[str]:
 
 
 def show(
-    model: Any,
+    model: Model,
     text: str,
     second: str | None = None,
     space: str = "raw",
@@ -131,7 +132,7 @@ def show(
         _reported(console, model, told, other, html)
 
 
-def _asked(model: Any, text: str, space: str) -> Answers:
+def _asked(model: Model, text: str, space: str) -> Answers:
     """All answers about a text, with a word on stderr about what takes so long."""
     from rich.console import Console
 
@@ -140,7 +141,7 @@ def _asked(model: Any, text: str, space: str) -> Answers:
         return answers(model, trace, space, ANALYSES | WEIGHTS, lambda name: status.update(f"asking {name}"))
 
 
-def tell(console: "Console", model: Any, told: Answers, other: Answers | None) -> None:
+def tell(console: "Console", model: Model, told: Answers, other: Answers | None) -> None:
     """Everything that is printed."""
     facts, view = model.view.facts, model.view
     console.print(f"[dim]{facts['model']} · {view.layers} layers, {view.heads} heads · {facts['certificate']}[/]")
@@ -180,7 +181,7 @@ def explained(console: "Console", told: Answers) -> None:
     console.print("\n".join(f"[bold]{title}[/]: {text}" for title, text in defined.items()))
 
 
-def _reported(console: "Console", model: Any, told: Answers, other: Answers | None, html: Path | None) -> None:
+def _reported(console: "Console", model: Model, told: Answers, other: Answers | None, html: Path | None) -> None:
     """The page where it was asked for, or beside the user; only an asked one fails aloud."""
     page = flow_page(model, told) if other is None else compared_page(model, told, other)
     try:

@@ -16,6 +16,7 @@ from rheoscope.report.page import Cell, Page
 from rheoscope.report.picture import Picture, number
 from rheoscope.report.tokens import shown
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
 
 OF_COVERS = ("agreement", "torn", "head_types")
@@ -23,7 +24,7 @@ TITLE = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
 
 
-def save_report(model: Any, trace: Any, path: str | Path, space: str = "raw") -> str:
+def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw") -> str:
     """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
 
     **Gives** the sentence "wrote …", or "replaced …" where there was a file of that name: nothing is overwritten in
@@ -61,7 +62,7 @@ def sentences(told: Sequence[Finding], tested: int) -> list[str]:
     return [*lines, f"{tested} candidates were tested; q is the share of false ones among those told so far."]
 
 
-def flow_page(model: Any, told: Answers) -> Page:
+def flow_page(model: Model, told: Answers) -> Page:
     """The page of these answers."""
     page = Page(shortened(told.trace), lead(model, told)).section("The text", token_strip(told))
     page = page.lines("Findings", sentences(*found_in(told.found)))
@@ -69,7 +70,7 @@ def flow_page(model: Any, told: Answers) -> Page:
     return page.facts("Where the numbers come from", provenance(told.trace, told))
 
 
-def pictures(page: Page, model: Any, told: Answers, after: str = "") -> Page:
+def pictures(page: Page, model: Model, told: Answers, after: str = "") -> Page:
     """Every picture, the covers with their findings before the first of them, and what has none; `after` each heading."""
     drawn = [name for name in told.found if name in ANALYSES]
     for name in drawn:
@@ -95,7 +96,7 @@ def shortened(trace: Trace) -> str:
     return text if len(text) <= TITLE else text[: TITLE - 1].rstrip() + "…"
 
 
-def lead(model: Any, *texts: Answers) -> str:
+def lead(model: Model, *texts: Answers) -> str:
     """What was run, and how large each text is."""
     view, sizes = model.view, []
     for told in texts:
@@ -129,7 +130,7 @@ def token_strip(told: Answers) -> str:
     return f'<ol class="tokens">{"".join(items)}</ol>'
 
 
-def layer_section(page: Page, model: Any, told: Answers) -> Page:
+def layer_section(page: Page, model: Model, told: Answers) -> Page:
     """The table: every number with its null small beside it, and what comes next."""
     asked = columns(told.found)
     if not asked and "readout" not in told.found:

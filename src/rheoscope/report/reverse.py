@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rheoscope.covers.patching import ETAS, attention_patching
 from rheoscope.covers.reversed_attention import backward, of_one, reversed_attention
@@ -12,6 +12,7 @@ from rheoscope.report.dataset import save_json
 from rheoscope.report.flow_page import picture_of, provenance, shortened, token_strip
 from rheoscope.report.page import Page
 from rheoscope.report.tokens import shown
+from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Pulled:
     less: list[tuple[int, float]]
 
 
-def strongest(model: Any, trace: Trace, found: "xarray.Dataset", top: int) -> list[Pulled]:
+def strongest(model: Model, trace: Trace, found: "xarray.Dataset", top: int) -> list[Pulled]:
     """The heads that are pulled at most, and at what; one backward pass for all of them."""
     pulled = backward(model, trace, int(found.attrs["target"]), int(found.attrs["position"]))[1]
     norm, heads = found.norm.values, found.sizes["head"]
@@ -84,7 +85,7 @@ def sentences(
     ]
 
 
-def reverse_page(model: Any, told: Answers, rows: list[Pulled], lines: list[str], target: str) -> Page:
+def reverse_page(model: Model, told: Answers, rows: list[Pulled], lines: list[str], target: str) -> Page:
     """The sentences, the heads that are pulled at, and both pictures, heads marked by their types."""
     tokens, at = told.trace.tokens, int(told.found["reversed_attention"].attrs["position"])
     lead = (
@@ -107,7 +108,7 @@ def reverse_page(model: Any, told: Answers, rows: list[Pulled], lines: list[str]
 
 
 def show(
-    model: Any,
+    model: Model,
     text: str,
     target: str | None,
     position: int,

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rheoscope.covers.against import Against
 from rheoscope.covers.surgery import surgery
@@ -12,6 +12,7 @@ from rheoscope.report.plot.surgery import heads_of as changed
 from rheoscope.report.plot.surgery import picture_surgery
 from rheoscope.report.progress import progress
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Model
 
 if TYPE_CHECKING:
     import xarray
@@ -90,7 +91,7 @@ def _compared(dataset: "xarray.Dataset", name: str) -> str:
     return f"{told}, which this text does not tell from 0" if low <= 0 <= high else told
 
 
-def surgery_page(model: Any, dataset: "xarray.Dataset") -> Page:
+def surgery_page(model: Model, dataset: "xarray.Dataset") -> Page:
     """The sentences, the picture and the table of costs."""
     lead = (
         f"{model.view.facts['model']}: what another M (QK circuit) or F (OV circuit) costs, in nats per token over "
@@ -108,7 +109,7 @@ def surgery_page(model: Any, dataset: "xarray.Dataset") -> Page:
 
 
 def show(
-    model: Any,
+    model: Model,
     text: str,
     heads: str | None,
     M: str | None,
