@@ -143,7 +143,7 @@ def target_id(model: Model, target: str | int) -> int:
     return ids[0]
 
 
-def spelled(model: Any, text: str) -> list[int]:
+def spelled(model: Model, text: str) -> list[int]:
     """The ids of a text as it stands inside another: without what the tokenizer puts at the start."""
     alone, twice = (model.ids(one).tolist() for one in (text, text + text))
     for length in range(1, len(alone) + 1):
