@@ -7,15 +7,15 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
+from torch import Tensor
 
 import rheoscope as rs
 from rheoscope.flow.geometry_kept import mantel, neighbours_of, pulls
-from rheoscope.space.ranks import unit_ranks
 from rheoscope.space.components import components
 from rheoscope.space.pairs import distances, inner_products
+from rheoscope.space.ranks import unit_ranks
 from rheoscope.space.running import Running
 from rheoscope.space.trace import Trace
 from tests.cases import EVERY, POST_NORM, double, random, traced

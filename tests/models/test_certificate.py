@@ -16,7 +16,7 @@ from rheoscope.models.certificate import certify
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, Norm, Turned
 from tests.models.cases import EVERY, model, network
-from tests.pretrained.cases import text
+from tests.pretrained.cases import hooks_left, text
 
 F64 = torch.float64
 
