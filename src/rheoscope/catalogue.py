@@ -22,6 +22,14 @@ TABLE: dict[str, str] = {
     "purity": "rheoscope.flow.purity",
     "massive_tokens": "rheoscope.flow.massive_tokens",
     "energy": "rheoscope.flow.energy",
+    "rollout": "rheoscope.covers.rollout",
+    "fixed_point": "rheoscope.covers.fixed_point",
+    "boundary": "rheoscope.covers.boundary",
+    "reversed_attention": "rheoscope.covers.reversed_attention",
+    "attention_patching": "rheoscope.covers.attention_patching",
+    "surgery": "rheoscope.covers.surgery",
+    "decay": "rheoscope.covers.decay",
+    "faithfulness": "rheoscope.covers.faithfulness",
 }
 """Public name → file, in the order in which people read them."""
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import rankdata
+from scipy.stats import rankdata, spearmanr
 
-from rheoscope.space.ranks import ranked
+from rheoscope.space.ranks import ranked, spearman
 from tests.pretrained.cases import random
 
 
@@ -37,3 +37,23 @@ def test_equal_rows_have_no_order() -> None:
     x = torch.full((1, 5), 3.0)
     assert not ranked(x, torch.ones(1, 5, dtype=torch.bool)).any()
     assert not ranked(x, torch.zeros(1, 5, dtype=torch.bool)).any()
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(3, 30), levels=st.sampled_from([2, 4, 10**6]))
+def test_rank_correlation_is_scipys_over_the_entries_that_count(seed: int, n: int, levels: int) -> None:
+    a, b = (random(seed, 2, 3, n) * levels).round()
+    usable = random(seed + 1, n) > -0.5
+    every, some = spearman(a[:, None], b[None]), spearman(a, b, usable)
+    there = usable.numpy()
+    with np.errstate(all="ignore"):
+        for i in range(3):
+            for j in range(3):
+                wanted = spearmanr(a[i], b[j]).statistic if _vary(a[i], b[j]) else np.nan
+                assert float(every[i, j]) == pytest.approx(wanted, nan_ok=True)
+            pair = a[i].numpy()[there], b[i].numpy()[there]
+            wanted = spearmanr(*pair).statistic if _vary(*pair) else np.nan
+            assert float(some[i]) == pytest.approx(wanted, nan_ok=True)
+
+
+def _vary(*rows) -> bool:
+    return all(len(np.unique(row)) > 1 for row in rows)

@@ -1,11 +1,13 @@
 """What a Model is, whoever made it: a View, and a way to run it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -66,4 +68,19 @@ class Model(Protocol):
         ...
 
 
-__all__ = ["Edit", "Edits", "Hook", "LayerEdit", "Model", "Text", "Trace"]
+def check_made_by(model: Model, trace: Trace) -> None:
+    """Refuses a Trace that other weights made: what the model computes would belong to other points."""
+    made_by, given = trace.view.facts.get("weights"), model.view.facts.get("weights")
+    if made_by != given:
+        raise RheoscopeError(
+            f"this Trace was made by weights {made_by}, the model holds {given}; type trace = model.trace(text) with this model"
+        )
+
+
+def as_list(texts: Any) -> list[Any]:
+    """One text or several as a list of texts; a list of token ids is one text."""
+    several = isinstance(texts, list | tuple) and bool(texts) and not isinstance(texts[0], Integral)
+    return list(texts) if several else [texts]
+
+
+__all__ = ["Edit", "Edits", "Hook", "LayerEdit", "Model", "Text", "Trace", "as_list", "check_made_by"]

@@ -30,6 +30,19 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "m n"]) -> Float[Ten
     return torch.where(usable, ranks - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
 
 
+def spearman(
+    a: Float[Tensor, "*#t n"], b: Float[Tensor, "*#t n"], usable: Bool[Tensor, " n"] | None = None
+) -> Float[Tensor, "*t"]:
+    """Rank correlation along the last axis, over the usable entries; NaN with fewer than 2, or where one does not vary.
+
+    >>> float(spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.2, 0.3])))
+    1.0
+    """
+    usable = torch.ones(a.shape[-1], dtype=torch.bool, device=a.device) if usable is None else usable
+    one, other = (ranked(x[..., None, :], usable[None])[..., 0, :] for x in (a, b))
+    return (one * other).sum(-1) / (one.norm(dim=-1) * other.norm(dim=-1))
+
+
 def ordered(x: Float[Tensor, "*t n"]) -> Int[Tensor, "*t n"]:
     """Places of the entries of every row from the smallest on; NumPy sorts rows on a CPU four times as fast as torch."""
     if x.device.type != "cpu":

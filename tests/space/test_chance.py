@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Generator
 
-from rheoscope.covers.bootstrap import CHUNK, RESAMPLES, interval, redrawn, resampled, unit, units
+from rheoscope.space.chance import CHUNK, RESAMPLES, bootstrap, bootstrap_means, unit_name, units
 
 F64 = torch.float64
 
@@ -13,7 +13,7 @@ F64 = torch.float64
 def test_the_interval_is_that_of_units_drawn_one_by_one() -> None:
     sizes = [3, 5, 2, 9, 4, 6]
     sums = torch.randn(2, 3, 6, generator=Generator().manual_seed(1), dtype=F64) * torch.tensor(sizes)
-    low, high = resampled(sums, sizes, Generator().manual_seed(7))
+    low, high = bootstrap(sums, sizes, Generator().manual_seed(7))
     drawn = torch.randint(6, (RESAMPLES, 6), generator=Generator().manual_seed(7))
     means = np.array([[float(sums[1, 2, u].sum()) / sum(sizes[at] for at in u) for u in drawn]])
     assert [float(low[1, 2]), float(high[1, 2])] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=1e-12)
@@ -21,17 +21,17 @@ def test_the_interval_is_that_of_units_drawn_one_by_one() -> None:
 
 def test_rows_are_drawn_together() -> None:
     sums = torch.randn(8, generator=Generator().manual_seed(1), dtype=F64)
-    found = redrawn(torch.stack([sums, 2 * sums]), [1] * 8, Generator().manual_seed(0))
+    found = bootstrap_means(torch.stack([sums, 2 * sums]), [1] * 8, Generator().manual_seed(0))
     assert torch.allclose(2 * found[0], found[1])
 
 
 def test_units_are_texts_or_chunks_of_them() -> None:
     assert units([70, 3, 5, 9, 8]) == [70, 3, 5, 9, 8]
-    assert unit([70, 3, 5, 9, 8]) == "texts"
+    assert unit_name([70, 3, 5, 9, 8]) == "texts"
     assert units([2 * CHUNK + 6, 3]) == [CHUNK, CHUNK, 6, 3]
-    assert "chunks" in unit([70, 3])
-    costs = torch.arange(73.0, dtype=F64)[None].repeat(2, 1)
-    low, high, _ = interval(costs, [70, 3], Generator())
+    assert "chunks" in unit_name([70, 3])
+    sums = torch.arange(8.0, dtype=F64).reshape(2, 4)
+    low, high = bootstrap(sums, units([70, 3]), Generator())
     assert low.isnan().all()
     assert high.isnan().all()
 
@@ -40,6 +40,6 @@ def test_a_law_of_known_spread() -> None:
     """The interval of a mean of normal numbers, and that 95 % of intervals hold the truth."""
     generator, held = Generator().manual_seed(0), 0
     for _ in range(200):
-        low, high = resampled(torch.randn(1, 60, generator=generator, dtype=F64), [1] * 60, generator)
+        low, high = bootstrap(torch.randn(1, 60, generator=generator, dtype=F64), [1] * 60, generator)
         held += bool(low[0] <= 0 <= high[0])
     assert 0.88 <= held / 200 <= 0.99
