@@ -4,7 +4,6 @@ import inspect
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest

@@ -43,7 +43,7 @@ def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = No
 
 
 def spearman(
-    a: Float[Tensor, "*t n"], b: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = None
+    a: Float[Tensor, "*#t n"], b: Float[Tensor, "*#t n"], usable: Bool[Tensor, "m n"] | None = None
 ) -> Float[Tensor, "*t"]:
     """Spearman's rank correlation along rows, over the usable entries; 0 where one of the two does not vary.
 
