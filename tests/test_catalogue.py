@@ -58,10 +58,9 @@ def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     from rheoscope.cli import main
 
     monkeypatch.setattr(sys, "argv", ["rheoscope", *words])
-    try:
+    with pytest.raises(SystemExit) as end:
         main()
-    except SystemExit as end:
-        assert not end.code
+    assert not end.value.code
 
 
 def test_a_toy_has_its_name_its_row_and_its_place_in_every_list(toy: str) -> None:

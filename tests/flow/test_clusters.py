@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
+from sklearn import metrics
 
 import rheoscope as rs
 from rheoscope.flow.clusters import (
@@ -110,6 +111,17 @@ def test_silhouette_equals_a_loop() -> None:
         scores.append((min(rest) - np.mean(own)) / max(min(rest), np.mean(own)) if own else 0.0)
     assert float(silhouette(d, label)) == pytest.approx(np.mean(scores), abs=1e-7)
     assert float(silhouette(d, torch.zeros(14).long())) == 0
+
+
+@pytest.mark.parametrize(("tokens", "clusters"), [(20, 2), (20, 18), (64, 8), (150, 100)])
+def test_clusterings_are_compared_as_scikit_learn_does(tokens: int, clusters: int) -> None:
+    a, b = torch.randint(0, clusters, (2, tokens), generator=torch.Generator().manual_seed(tokens))
+    x = random(clusters, tokens, 5)
+    far = torch.cdist(x, x).fill_diagonal_(0)
+    assert float(rand_index(a, b)) == pytest.approx(metrics.adjusted_rand_score(a, b), abs=1e-12)
+    assert float(mutual_information(a, b)) == pytest.approx(metrics.normalized_mutual_info_score(a, b), abs=1e-12)
+    theirs = metrics.silhouette_score(far.numpy(), a.numpy(), metric="precomputed")
+    assert float(silhouette(far, a)) == pytest.approx(theirs, abs=1e-12)
 
 
 def test_turns_shifts_and_scales_change_nothing() -> None:
