@@ -150,6 +150,7 @@ COMPOSITION = Analysis(
     question="Which heads work together: what does each head write that later heads read?",
     ask=composition,
     needs="view",
+    dear=True,
     fields={
         "q": Field(
             ("head_from", "head_to"),

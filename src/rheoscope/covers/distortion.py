@@ -169,6 +169,7 @@ DISTORTION = Analysis(
     question="Are tokens that are near each other still near as each head sees them?",
     ask=distortion,
     needs="trace",
+    dear=True,
     fields={name: Field(OF_IMAGE, definition, null=f"{name}_null") for name, definition in KEPT.items()}
     | {
         f"{name}_null": Field(

@@ -163,6 +163,7 @@ STACK = Analysis(
     question="Do the heads of a layer together see where all tokens lie, or do they all look at the same part?",
     ask=stack,
     needs="trace",
+    dear=True,
     fields={
         "recovered": Field(
             BY_HEADS,

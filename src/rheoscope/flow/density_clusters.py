@@ -80,6 +80,7 @@ DENSITY_CLUSTERS = Analysis(
     question="Which clusters does HDBSCAN find, no angle chosen, and which tokens belong to none?",
     ask=density_clusters,
     needs="trace",
+    dear=True,
     fields={
         "cluster_count": Field(
             ("point",),

@@ -86,7 +86,7 @@ def drawn(page: Page, blocks: list[Block]) -> Page:
     for block in blocks:
         match block:
             case Table():
-                page = page.table(block.heading, block.header, block.rows, block.words, block.note)
+                page = page.table(block.heading, block.header, block.rows, block.words, block.small or block.note)
             case Lines():
                 page = page.lines(block.heading, block.lines)
             case Tokens():

@@ -22,13 +22,14 @@ class Cell:
 class Table:
     """A heading, columns and rows. Numbers are flush right; `words` are the columns that hold text, by number.
 
-    `note` is one line below; a row in `ends` closes a group.
+    `small` says what is small beside numbers, `note` is one line below; a row in `ends` closes a group.
     """
 
     heading: str
     header: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
     words: frozenset[int] = frozenset({0})
+    small: str = ""
     note: str = ""
     ends: frozenset[int] = frozenset()
 

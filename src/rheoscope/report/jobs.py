@@ -121,7 +121,7 @@ def _findings(heading: str, candidates: tuple[Candidate, ...], most: int = 5) ->
 
 FIRST = ("trajectory", "transport", "clusters", "readout")
 """What the first tables of the main job need: asked before everything else, so that they stand there at once."""
-LAST = ("head_types", "agreement", "distorted_pairs")
+LAST = ("head_types", "agreement", "distorted_pairs", "score_attribution")
 """What takes longest, and stands on what came before."""
 
 

@@ -46,9 +46,11 @@ class Terminal:
         match block:
             case Table():
                 self.console.print(f"\n{block.heading}", markup=False)
-                self.console.print(rich_table(block, self.console.width >= WIDE))
-                if block.note:
-                    self.console.print(block.note, style="dim", markup=False)
+                wide = self.console.width >= WIDE
+                self.console.print(rich_table(block, wide))
+                for line in (block.small if wide else "", block.note):
+                    if line:
+                        self.console.print(line, style="dim", markup=False)
                 if self.explain:
                     self.console.print(explained(block))
             case Lines():

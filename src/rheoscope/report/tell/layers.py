@@ -104,6 +104,7 @@ COLUMNS = (
     ),
 )
 """A number of a layer is one entry here; a column whose analysis has no answer is left out of the table."""
+CHANCE = "small: what chance gives"
 NEEDS = ("trajectory", "transport", "clusters")
 
 
@@ -119,8 +120,8 @@ def blocks(answers: Answers) -> list[Block]:
         [Cell(f"L{layer}"), *(column.cell(answers.found, layer) for column in asked)]
         for layer in range(answers.view.layers)
     ]
-    note = "small: what chance gives" if answers.nulls else "nulls are left out (--fast)"
-    return [Table("How each layer moves the cloud", header, rows, note=note)] if asked else []
+    note = "" if answers.nulls else "nulls are left out (--fast)"
+    return [Table("How each layer moves the cloud", header, rows, small=CHANCE, note=note)] if asked else []
 
 
 def compared(first: Answers, second: Answers) -> list[Block]:
