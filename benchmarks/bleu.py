@@ -14,7 +14,7 @@ from timing import arguments
 from rheoscope.models.checkpoint import opened, save
 from rheoscope.models.config import Config
 from rheoscope.models.generate import translate
-from rheoscope.models.pairs import END, PAD, SPECIALS, START
+from rheoscope.models.sentence_pairs import END, PAD, SPECIALS, START
 from rheoscope.models.transformer import build
 from rheoscope.models.vocabulary import characters, decode, encode
 

@@ -8,6 +8,7 @@ import jaxtyping
 import pytest
 from hypothesis import settings
 
+from rheoscope.space.weights import settle_half_precision
 from tests.processes import ended
 
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -26,6 +27,7 @@ UNCHECKED = (
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 """A directory of real checkpoints, one folder each; tests marked `real_weights` run where it exists."""
 
+settle_half_precision()  # before any number that a later one must equal
 settings.register_profile("patient", deadline=None)  # a shared machine is slow at times, which says nothing of the code
 if not os.environ.get("CI"):  # hypothesis has its own CI profile: no deadline, no randomness
     settings.load_profile("patient")

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from rheoscope.models.config import Config
 from rheoscope.models.data import Corpus
-from rheoscope.models.pairs import END, PairCorpus, Pairs
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.sentence_pairs import END, PairCorpus, Pairs
 from rheoscope.models.task import Prose, Translation
 from rheoscope.models.train import read_log, train
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import rheoscope as rs
 from rheoscope.models.certificate import certify
 from rheoscope.models.checkpoint import save
-from rheoscope.models.pairs import SPECIALS
 from rheoscope.models.running import Translating
+from rheoscope.models.sentence_pairs import SPECIALS
 from rheoscope.models.transformer import Translator
 from rheoscope.models.vocabulary import byte_pairs, characters
 from rheoscope.shapes import RheoscopeError

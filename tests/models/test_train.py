@@ -11,7 +11,7 @@ import torch
 
 from rheoscope.models.checkpoint import opened
 from rheoscope.models.generate import translate
-from rheoscope.models.pairs import END, START
+from rheoscope.models.sentence_pairs import END, START
 from rheoscope.models.train import Log, placed, read_log, train
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rheoscope.models.checkpoint import save
 from rheoscope.models.config import Config
-from rheoscope.models.pairs import SPECIALS
+from rheoscope.models.sentence_pairs import SPECIALS
 from rheoscope.models.transformer import build
 from rheoscope.models.vocabulary import byte_pairs, decode, encode
 from rheoscope.report.generating import pieces, show

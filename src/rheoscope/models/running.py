@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.models.editing import editing
-from rheoscope.models.pairs import END, SPECIALS, START
+from rheoscope.models.sentence_pairs import END, SPECIALS, START
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.linked import Pairing
 from rheoscope.space.model import Edits

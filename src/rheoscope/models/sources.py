@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rheoscope.files import written
 from rheoscope.models.data import Corpus, Progress, prepare
-from rheoscope.models.pairs import PairCorpus, prepare_pairs
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.sentence_pairs import PairCorpus, prepare_pairs
 from rheoscope.models.token_files import MANIFEST, filling
 from rheoscope.models.train import Place
 from rheoscope.shapes import RheoscopeError

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rheoscope.models.data import IGNORED, Corpus
-from rheoscope.models.pairs import PAD, PairCorpus
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.sentence_pairs import PAD, PairCorpus
 from rheoscope.shapes import RheoscopeError
 
 Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]

@@ -132,7 +132,7 @@ def show_catalogue() -> None:
     """Every analysis, a row each."""
     from rich.console import Console
 
-    from rheoscope.report.blocks import Cell, Table
+    from rheoscope.report.telling import Cell, Table
     from rheoscope.report.terminal import rich_table
 
     rows = [[Cell(one.name), Cell(one.needs), Cell(one.question)] for one in map(analysis, TABLE)]

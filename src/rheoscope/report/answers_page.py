@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Subject, ask
-from rheoscope.report.blocks import Block, Drawing, Facts, Lines, Table, Tokens
 from rheoscope.report.drawing import picture_of
 from rheoscope.report.jobs import JOBS, Job
 from rheoscope.report.page import Page
 from rheoscope.report.plot.compared import picture as picture_compared
 from rheoscope.report.tell import layers, text
+from rheoscope.report.telling import Block, Drawing, Facts, Lines, Table, Tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.survey import Surveyed, cloud, survey
 from rheoscope.files import written
-from rheoscope.report.blocks import Cell
 from rheoscope.report.page import Page, png, save
+from rheoscope.report.telling import Cell
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from rheoscope.files import free
 from rheoscope.report.answers import Answers
 from rheoscope.report.answers_page import compared_page, page_of
 from rheoscope.report.asking import Subject, ask
-from rheoscope.report.dataset import save_json
 from rheoscope.report.findings import CANDIDATES, COVERS, as_dataset, findings
 from rheoscope.report.jobs import Job, Options
+from rheoscope.report.json_file import save_json
 from rheoscope.report.progress import asking_bar
 from rheoscope.report.table import save_csv
 from rheoscope.report.tell import layers

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.flow.dynamics.bench import BENCH, dynamics
-from rheoscope.report.dataset import save_json
+from rheoscope.report.json_file import save_json
 from rheoscope.report.page import png, save
 from rheoscope.shapes import RheoscopeError
 

@@ -10,7 +10,7 @@ import torch
 
 from rheoscope.models.checkpoint import CONFIG, opened
 from rheoscope.models.generate import check_prompt, check_sampling, stream, translate
-from rheoscope.models.pairs import END, START
+from rheoscope.models.sentence_pairs import END, START
 from rheoscope.models.text_files import END_OF_TEXT
 from rheoscope.models.transformer import Transformer, Translator
 from rheoscope.models.vocabulary import decode, encode

@@ -7,9 +7,9 @@ from typing import Any
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Ask, Settings, with_settings
-from rheoscope.report.blocks import Block, Lines
 from rheoscope.report.findings import CANDIDATES, COVERS, Candidate, findings, sentences
 from rheoscope.report.tell import agreement, fields, layers, operators, readout, reversed_attention, surgery, text
+from rheoscope.report.telling import Block, Lines
 from rheoscope.shapes import RheoscopeError
 
 DRAWS = 20

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.files import written
-from rheoscope.report.blocks import Cell, cells
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.picture import Picture
+from rheoscope.report.telling import Cell, cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.blocks import Block, Cell, Lines, Table
 from rheoscope.report.jobs import Told
 from rheoscope.report.tell import text
+from rheoscope.report.telling import Block, Cell, Lines, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

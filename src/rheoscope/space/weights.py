@@ -1,7 +1,9 @@
 """The weights of any network: finite, told apart by a hash, in a whole file, where and in the dtype that is wanted."""
 
 import hashlib
+import warnings
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,22 @@ BLOCK = 2**22
 
 def check_weights(network: Any) -> None:
     """Refuse weights that are not numbers, by name."""
+    settle_half_precision()
     for name, x in network.named_parameters():
         if x.is_floating_point() and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
             raise RheoscopeError(f"the weight {name} holds NaN or infinity; the checkpoint is broken: get it again")
+
+
+@cache
+def settle_half_precision() -> None:
+    """Let torch find out once, and quietly, whether this CPU multiplies bfloat16.
+
+    Where it does not, the first product prints a page of addresses and switches a library off for the whole process, float32
+    too: what was computed before would differ in its last bits from what comes after.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "mkldnn_matmul failed")
+        torch.nn.functional.linear(*torch.ones(2, 64, 64, dtype=torch.bfloat16))
 
 
 def fingerprint(network: Any, config: str = "", progress: Progress | None = None) -> str:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rheoscope.space.dataset import dataset
-
 if TYPE_CHECKING:
     import xarray
 
@@ -49,6 +47,8 @@ def told(
     contrasts: Mapping[str, float] | None = None,
 ) -> "xarray.Dataset":
     """Curves as they are, numbers along `quantity`, contrasts along `rule`, settings in `attrs`."""
+    import xarray as xr
+
     values = dict(curves)
     for name in ("value", "expected", "gap"):
         column = torch.tensor([getattr(one, name) for one in numbers], dtype=torch.float64)
@@ -60,4 +60,9 @@ def told(
     if contrasts:
         values["contrast"] = (("rule",), torch.tensor(list(contrasts.values()), dtype=torch.float64))
         along["rule"] = list(contrasts)
-    return dataset(values, {**DEFINITIONS, **definitions}, along, dict(settings))
+    defined = {**DEFINITIONS, **definitions}
+    data = {
+        name: xr.Variable(dims, x.detach().cpu().numpy(), {"definition": defined[name]})
+        for name, (dims, x) in values.items()
+    }
+    return xr.Dataset(data, along, dict(settings))

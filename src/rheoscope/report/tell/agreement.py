@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.blocks import Block, Cell, Lines, Table
-from rheoscope.report.tell.numbers import short
+from rheoscope.report.tell.short import short
+from rheoscope.report.telling import Block, Cell, Lines, Table
 from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What each layer says comes next: the target's probability and rank, and the likeliest tokens."""
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.blocks import Block, Cell, Table
+from rheoscope.report.telling import Block, Cell, Table
 from rheoscope.report.tokens import shown
 from rheoscope.space.step import Step
 

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.blocks import Block, Cell, Lines, Table
+from rheoscope.report.telling import Block, Cell, Lines, Table
 from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.blocks import Block, Cell, Lines, Table
+from rheoscope.report.telling import Block, Cell, Lines, Table
 
 if TYPE_CHECKING:
     import xarray

@@ -1,8 +1,8 @@
 """What was run: the model, the text in its tokens, what was left out, and where the numbers come from."""
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.blocks import Block, Facts, Lines, Tokens
 from rheoscope.report.picture import number
+from rheoscope.report.telling import Block, Facts, Lines, Tokens
 from rheoscope.report.tokens import shown
 
 TITLE = 90

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from rheoscope.report.dataset import as_json, save_json
+from rheoscope.report.json_file import as_json, save_json
 
 
 def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
