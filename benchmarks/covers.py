@@ -22,7 +22,7 @@ ids = torch.randint(0, network.config.vocab_size, ({tokens},))
 trace = model.trace(ids)
 """
 MEASURED = [
-    ("agreement", "rs.agreement(model.view, trace, draws=0)"),
+    ("agreement", "rs.agreement(trace, draws=0)"),
     ("reversed_attention", "rs.reversed_attention(model, trace, target=7)"),
 ]
 
@@ -77,9 +77,9 @@ def times(size: Size) -> list[dict[str, object]]:
     rs, model, trace, network, ids = (made[name] for name in ("rs", "model", "trace", "network", "ids"))
     methods = {
         "forward": lambda: network(input_ids=ids[None]),
-        "agreement": lambda: rs.agreement(model.view, trace, draws=0),
-        "distortion": lambda: rs.distortion(model.view, trace, draws=1),
-        "stack": lambda: rs.stack(model.view, trace, draws=1),
+        "agreement": lambda: rs.agreement(trace, draws=0),
+        "distortion": lambda: rs.distortion(trace, draws=1),
+        "stack": lambda: rs.stack(trace, draws=1),
         "composition": lambda: rs.composition(model.view),
         "head_types": lambda: rs.head_types(model, trace),
         "forward and backward": lambda: backward(network, ids),

@@ -20,10 +20,10 @@ trace = model.trace(ids)
 """
 ANALYSES = {
     "trajectory": "rs.trajectory(trace)",
-    "energy": "rs.energy(model.view, trace)",
-    "kept": "rs.kept(trace)",
+    "energy": "rs.energy(trace)",
+    "kept": "rs.geometry_kept(trace)",
     "clusters": "rs.clusters(trace)",
-    "readout": "rs.readout(model.view, trace)",
+    "readout": "rs.readout(trace)",
 }
 
 

@@ -74,14 +74,14 @@ def main() -> None:
     texts = pieces(model, asked.file, asked.texts, asked.tokens)
     each = []
     for ids in texts:
-        each.append(rs.agreement(model.view, model.trace(ids), draws=asked.draws, control=control.trace(ids)))
+        each.append(rs.agreement(model.trace(ids), draws=asked.draws, control=control.trace(ids)))
         print(f"text {len(each)} of {len(texts)}: {beyond(each[-1])}", flush=True)
     found = rs.agreement_over_texts(each)
     rs.plot(found).savefig(asked.out / "agreement.png", dpi=80)
     for name in found.measure.values:
         told(name, found)
     print(f"null {float(found.null_mean.mean()):.3f} ± {float(found.null_sd.mean()):.3f}")
-    untrained = rs.agreement(control.view, control.trace(texts[0]), draws=asked.draws)
+    untrained = rs.agreement(control.trace(texts[0]), draws=asked.draws)
     print(f"beyond the null: {beyond(found)}; untrained, on the first text: {beyond(untrained)}")
     width = (found.agreement_high - found.agreement_low).median()
     print(f"median width of a head's interval {float(width):.3f}")
@@ -94,7 +94,7 @@ def main() -> None:
         medians = outlast[name].mean("prefix").median("head").values.round(2)
         print(f"{name:24s} {float(outlast[name].mean()):6.3f}  median head of every layer {medians.tolist()}")
     trace = model.trace(texts[0])
-    kept = rs.distortion(model.view, trace)
+    kept = rs.distortion(trace)
     for name, image in (("rsa", "image"), ("rsa_raw", "raw_image")):
         print(name, {str(one): round(float(kept[name].sel({image: one}).median()), 3) for one in kept[image].values})
     print("rsa_null", kept.rsa_null.mean("layer").values.round(3), "mismatch", float(kept.mismatch.median()))
@@ -103,7 +103,7 @@ def main() -> None:
 
 def stack(model, trace, out: Path) -> None:
     """How much of the geometry 1, 2, … heads of a layer recover together: best first, in random order, and random projections."""
-    found = rs.stack(model.view, trace)
+    found = rs.stack(trace)
     rs.plot(found).savefig(out / "stack.png", dpi=80)
     for used in sorted(
         {1, 2, 3, (found.sizes["head"] + 1) // 2, found.sizes["head"]} & set(found.heads_used.values.tolist())

@@ -31,7 +31,7 @@ def excerpts(model: Any, text: str, tokens: int, texts: int) -> list[Any]:
 
 def numbers(model: Any, trace: Any, moved: Any) -> dict[str, float]:
     """What one excerpt says, as plain numbers."""
-    gathered, heads, sinks = rs.clusters(trace), rs.energy(model.view, trace), rs.massive(trace)
+    gathered, heads, sinks = rs.clusters(trace), rs.energy(trace), rs.massive_tokens(trace)
     last = moved.sizes["step"] - 1
     told = {"massive tokens": sinks.sizes["token"], "largest": float(sinks.largest.max()) if sinks.token.size else 0.0}
     for stride in moved.stride.values:
@@ -62,13 +62,13 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     first = traces[0]
     moves = [rs.transport(trace) for trace in traces]
-    lens = rs.readout(model.view, model.trace(asked.prompt))
+    lens = rs.readout(model.trace(asked.prompt))
     figures = {
         "transport": rs.plot(moves[0]),
         "clusters": rs.plot(rs.clusters(first)),
-        "massive": rs.plot(rs.massive(first)),
+        "massive": rs.plot(rs.massive_tokens(first)),
     }
-    figures |= {"energy": rs.plot(rs.energy(model.view, first)), "readout": rs.plot(lens, words=model.words)}
+    figures |= {"energy": rs.plot(rs.energy(first)), "readout": rs.plot(lens, words=model.words)}
     for name, figure in figures.items():
         figure.savefig(asked.out / f"{name}.png", dpi=80)
     rows = [numbers(model, trace, moved) for trace, moved in zip(traces, moves, strict=True)]

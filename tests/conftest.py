@@ -13,6 +13,16 @@ from tests.processes import ended
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
 
+ROOT = Path(__file__).parents[1]
+UNCHECKED = (
+    "src/",
+    "tests/laws/",
+    "tests/report/",
+    "tests/test_benchmarks.py",
+    "tests/test_cli.py",
+    "tests/test_docs.py",
+)
+"""Tests of many rooms at once. The check of shapes at every call takes half their time and finds what a room's tests find."""
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 """A directory of real checkpoints, one folder each; tests marked `real_weights` run where it exists."""
 
@@ -33,8 +43,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Shapes are checked at every call, but not where a mark says that numbers are checked instead."""
-    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("unchecked") is not None)
+    """Shapes are checked at every call of a room's own tests, and not again in those of the whole house."""
+    place = item.path.relative_to(ROOT).as_posix()
+    jaxtyping.config.update("jaxtyping_disable", place.startswith(UNCHECKED))
     return (yield)
 
 

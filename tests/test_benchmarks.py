@@ -12,7 +12,6 @@ PARTS = {"timing", "peers"}
 """What benchmarks are made of."""
 BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in PARTS)
 ON_A_GPU = [("training_cuda", []), ("trace", ["--cuda"])]
-pytestmark = pytest.mark.unchecked
 
 
 @pytest.fixture

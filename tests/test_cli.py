@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.unchecked
 Said = subprocess.CompletedProcess[str]
 
 

@@ -32,6 +32,14 @@ TABLE: dict[str, str] = {
     "head_types": "rheoscope.covers.head_types",
     "score_attribution": "rheoscope.covers.score_attribution",
     "prefix_stability": "rheoscope.covers.prefix_stability",
+    "rollout": "rheoscope.covers.rollout",
+    "fixed_point": "rheoscope.covers.fixed_point",
+    "boundary": "rheoscope.covers.boundary",
+    "reversed_attention": "rheoscope.covers.reversed_attention",
+    "attention_patching": "rheoscope.covers.attention_patching",
+    "surgery": "rheoscope.covers.surgery",
+    "decay": "rheoscope.covers.decay",
+    "faithfulness": "rheoscope.covers.faithfulness",
 }
 """Public name → file, in the order in which people read them."""
 

@@ -17,6 +17,7 @@ def test_names_are_kept_in_one_order() -> None:
     asked = rs.Against(("uniform", "cloud", "mean", "size"))
     assert asked.changes == ["edit", "size", "cloud", "mean", "uniform"]
     assert rs.Against(()).changes == ["edit"]
+    assert rs.Against(draws=0).changes == ["edit", "mean", "uniform"]
 
 
 @torch.no_grad()
@@ -51,7 +52,7 @@ def test_every_draw_is_run_once_and_only_the_chosen_heads_change() -> None:
     [
         ({"names": ("median",)}, "unknown comparison 'median'; type some of size, cloud, spectrum, mean, uniform"),
         ({"names": "size"}, "unknown comparison 'size'; type some of .*, as a tuple"),
-        ({"draws": 0}, "a control is drawn at least once, got 0; type draws=1"),
+        ({"draws": -1}, "a control is drawn 0 times or more, got -1; type draws=1"),
     ],
 )
 def test_bad_input_is_told_in_one_line(asked: dict[str, Any], said: str) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rheoscope as rs
-from rheoscope.covers.boundary import DEFINITIONS, held, shared
-from rheoscope.covers.fixed_point import block
+from rheoscope.covers.boundary import held, reordered, shared
+from rheoscope.covers.fixed_point import layer_map
 from tests.cases import double, traced
 from tests.covers.cases import bare
 from tests.covers.test_fixed_point import dense
@@ -25,7 +25,7 @@ MAPS = ["gpt2", "llama", "gemma3", "qwen3", "neox", "opt", "own", "own_metric", 
 @pytest.mark.parametrize("name", MAPS)
 def test_the_same_boundary_changes_nothing(name: str) -> None:
     found = rs.boundary(double(name), [TEXTS[0], TEXTS[0], TEXTS[1]], iterations=4)
-    for field in DEFINITIONS:
+    for field in found.data_vars:
         if "text" in found[field].dims:
             assert np.array_equal(found[field][0], found[field][1]), field
     for field in ("change", "change_token", "settled", "settled_token"):
@@ -59,7 +59,7 @@ def test_it_equals_dense_twins(name: str) -> None:
     directions = []
     for at, ids in enumerate(texts):
         trace = model.trace(ids)
-        T, x, free = block(model.view, trace, 1), trace.read_by(1), len(ids) - 4
+        T, x, free = layer_map(trace, 1), trace.read_by(1), len(ids) - 4
         J = dense(T, x).detach().reshape(len(ids), 32, len(ids), 32)[free:, :, free:]
         one = found.isel(text=at, layer=0)
         norm = torch.linalg.matrix_norm(J.reshape(128, 128), 2)
@@ -135,6 +135,33 @@ def test_a_layer_that_does_not_look_does_not_know_its_boundary() -> None:
     assert found.jacobian_radius.values == pytest.approx(1)
 
 
+def test_of_one_text_two_other_orders_of_its_first_half_are_made() -> None:
+    model, ids = double("llama"), [5, 11, 4, 8, 17, 3, *ENDING]
+    found = rs.boundary(model, ids, iterations=2)
+    assert found.sizes["text"] == 3
+    assert found.equals(rs.boundary(model, torch.tensor(ids), iterations=2))
+    assert found.equals(rs.boundary(model, [one.tolist() for one in reordered(torch.tensor(ids), 0)], iterations=2))
+    assert float(found.change[1:, 1].min()) > 0
+    other = rs.boundary(model, ids, iterations=2, seed=1)
+    assert not np.array_equal(found.change, other.change)
+
+
+@given(ids=st.lists(st.integers(3, 9), min_size=1, max_size=12), seed=st.integers(0, 99))
+def test_other_orders_have_the_same_tokens_and_the_same_ends(ids: list[int], seed: int) -> None:
+    half = max(3, len(ids) // 2)
+    if len(set(ids[1 : min(half, len(ids) - 1)])) < 2:
+        with pytest.raises(rs.RheoscopeError, match="no other order"):
+            reordered(torch.tensor(ids), seed)
+        return
+    own, *others = (one.tolist() for one in reordered(torch.tensor(ids), seed))
+    assert own == ids
+    assert len(others) == 2
+    for one in others:
+        assert one != ids
+        assert (one[0], one[half:]) == (ids[0], ids[half:])
+        assert sorted(one) == sorted(ids)
+
+
 @settings(max_examples=30)
 @given(
     start=st.lists(st.integers(3, 39), max_size=3),
@@ -174,8 +201,11 @@ def test_massive_tokens_count_nowhere() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"texts": ["The keys"]}, "a boundary is compared with another, got one text; type two texts that end alike"),
-        ({"texts": "The keys"}, "got one text; type two texts that end alike"),
+        (
+            {"texts": [5, 6]},
+            "the first half of this text of 2 tokens has no other order; type two texts that end alike",
+        ),
+        ({"texts": [5, 7, 7, 7, 7, 6]}, "has no other order; type"),
         (
             {"texts": ["The keys", "The dog"]},
             r"end in different tokens \(.*\), so nothing is shared .* type texts that end",

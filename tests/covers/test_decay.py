@@ -13,7 +13,7 @@ from rheoscope.covers.pieces import kept_tokens
 from rheoscope.covers.reversed_attention import written_at
 from tests.cases import PARALLEL, double, gap, model, random, text, theirs, traced
 from tests.covers.cases import bare
-from tests.laws.every_analysis import FEW, moved, same
+from tests.laws.moves import gauges, holds_still
 
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4)]
 SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "own", "own_sink", "own_alibi", "own_metric"]
@@ -37,7 +37,7 @@ def test_deviations_are_those_of_the_points(name: str) -> None:
     assert found.step.values[0] == first
     shares, cosines, counts, moving = [], [], 0, 0
     for ids in TEXTS:
-        plain, changed = of.trace(ids), rs.operated(of, ids, **asked)
+        plain, changed = of.trace(ids), rs.trace_under(of, ids, **asked)
         kept = kept_tokens(plain)
         d = torch.stack([changed.at(step) - plain.at(step) for step in found.step.values])
         x = torch.stack([plain.at(step) for step in found.step.values])
@@ -92,12 +92,12 @@ def planted(write: float) -> Any:
 
 
 def test_layers_that_write_nothing_leave_the_deviation_as_it_is() -> None:
-    found = rs.decay(planted(0.0), TEXTS, heads=0, M="skew")
+    found = rs.decay(planted(0.0), TEXTS, M="skew")
     assert found.remaining.values == pytest.approx(1, abs=1e-9)
     assert found.direction.values == pytest.approx(1, abs=1e-9)
     assert found.healed_less.values == pytest.approx(0, abs=1e-9)
     assert float(found.deviation.min()) > 0
-    busy = rs.decay(planted(1.0), TEXTS, heads=0, M="skew")
+    busy = rs.decay(planted(1.0), TEXTS, M="skew")
     assert abs(busy.remaining.values[:, -1] - 1).min() > 1e-6
 
 
@@ -111,7 +111,7 @@ def test_a_step_that_forgets_what_it_read_heals_everything() -> None:
         lambda module, args, out: torch.stack([plain[tuple(ids.tolist())] for ids in now[-1]])
     )
     try:
-        found = rs.decay(of, TEXTS, heads=0, M="symmetric")
+        found = rs.decay(of, TEXTS, M="symmetric")
     finally:
         embed.remove()
         heal.remove()
@@ -122,7 +122,7 @@ def test_a_step_that_forgets_what_it_read_heals_everything() -> None:
 
 def test_draws_intervals_and_definitions() -> None:
     of = double("llama")
-    one, same_again, other = (rs.decay(of, TEXTS, heads=0, M="symmetric", draws=2, seed=seed) for seed in (0, 0, 1))
+    one, same_again, other = (rs.decay(of, TEXTS, M="symmetric", draws=2, seed=seed) for seed in (0, 0, 1))
     assert one.equals(same_again)
     assert one.sel(change="edit").deviation.equals(other.sel(change="edit").deviation)
     assert not one.sel(change="isotropic").deviation.equals(other.sel(change="isotropic").deviation)
@@ -139,21 +139,38 @@ def test_draws_intervals_and_definitions() -> None:
 
 def test_identity_moves_nothing_and_the_model_is_as_before() -> None:
     of = model("llama")
-    found = rs.decay(of, TEXTS, heads=1, M="identity")
+    found = rs.decay(of, TEXTS, heads=of.view.heads_in(1), M="identity")
     assert (found.deviation.values == 0).all()
     assert found.step.values.tolist() == after(of.trace(text()), 1)
-    rs.decay(of, TEXTS, heads=1, M="symmetric")
+    rs.decay(of, TEXTS, heads=of.view.heads_in(1), M="symmetric")
     assert torch.equal(of.run(text()), traced("llama").logits)
+
+
+def test_asked_of_its_subject_alone_it_makes_the_first_layer_symmetric() -> None:
+    of, told = double("llama"), []
+    alone = rs.decay(of, TEXTS[:2], progress=lambda *at: told.append(at))
+    assert alone.equals(rs.decay(of, TEXTS[:2], heads=of.view.heads_in(0), M="symmetric"))
+    assert (alone.attrs["M"], alone.attrs["heads"]) == ("symmetric", "L0.H0 L0.H1 L0.H2 L0.H3")
+    assert told[-1] == (2, 2)
+
+
+def test_without_draws_there_is_no_noise() -> None:
+    of = double("llama")
+    found, noisy = (rs.decay(of, TEXTS[:2], draws=draws) for draws in (0, 1))
+    assert found.change.values.tolist() == ["edit"]
+    assert found.deviation.equals(noisy.deviation.sel(change=["edit"]))
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"heads": None, "M": "symmetric"}, "decay follows a change of one layer, got 6 layers; type heads=5"),
-        ({"heads": [(0, 1), (1, 1)], "M": "symmetric"}, "decay follows a change of one layer, got 2 layers"),
-        ({"heads": 2, "M": "symmetric", "draws": 0}, "drawn at least once, got 0"),
-        ({"heads": 2}, "nothing to change; type M='symmetric'"),
-        ({"heads": 99, "M": "symmetric"}, "there is no layer 99"),
+        (
+            {"heads": [(0, 1), (1, 1)]},
+            r"decay follows a change of one layer, got heads of 2 layers; type heads=\[\(5, 1\)\]",
+        ),
+        ({"heads": [(2, 1)], "draws": -1}, "drawn 0 times or more, got draws=-1"),
+        ({"heads": 2}, r"list of \(layer, head\), got 2; type .*heads_in\(2\)"),
+        ({"heads": [(99, 0)]}, "there is no layer 99"),
     ],
 )
 def test_bad_input_is_told_in_one_line(asked: dict[str, Any], said: str) -> None:
@@ -162,9 +179,9 @@ def test_bad_input_is_told_in_one_line(asked: dict[str, Any], said: str) -> None
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("move", "name"), FEW)
-def test_no_gauge_moves_any_number(move: Any, name: str) -> None:
-    found, wanted = (
-        rs.decay(of, TEXTS, heads=0, M="symmetric", F="rank 3") for of in (moved(name, move), double(name))
-    )
-    same(found, wanted)
+@pytest.mark.parametrize("name", ["gpt2_by_depth", "qwen3"])
+def test_no_gauge_moves_any_number(name: str) -> None:
+    def asked(of: Any) -> Any:
+        return rs.decay(of, TEXTS, M="symmetric", F="rank 3")
+
+    holds_still(asked, asked(double(name)), name, gauges(name))

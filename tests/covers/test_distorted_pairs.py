@@ -12,7 +12,7 @@ import rheoscope as rs
 from tests.cases import double, text, traced
 from tests.covers.cases import bare, on
 from tests.covers.test_distortion import planted
-from tests.laws.every_analysis import different
+from tests.laws.moves import different
 from tests.pretrained.cases import random
 
 F64 = torch.float64

@@ -7,16 +7,15 @@ from scipy.stats import spearmanr
 
 import rheoscope as rs
 from rheoscope.covers import pieces
-from rheoscope.covers.bootstrap import RESAMPLES
-from rheoscope.covers.faithfulness import spearman
 from rheoscope.covers.pieces import kept_tokens
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
+from rheoscope.space.chance import RESAMPLES
 from tests.cases import double, model, text, traced
 
 F64 = torch.float64
 SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "opt_post", "bert", "own", "own_sink"]
-KEPT = (0.0, 0.5, 1.0)
+SHARES = (0.0, 0.5, 1.0)
 
 
 def loss_of(logits, target: int) -> float:
@@ -27,10 +26,10 @@ def loss_of(logits, target: int) -> float:
 def test_the_ends_of_the_curves(name: str) -> None:
     """All heads kept is the model; none kept is every head at its mean, whatever the order."""
     of = model(name)
-    found = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], kept=KEPT)
+    found = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], shares=SHARES)
     for at, (ids, target) in enumerate(((text(), 5), (text(1, 9), 6))):
         plain = of.run(ids)
-        assert found.loss.sel(kept=1.0)[:, at].values == pytest.approx(loss_of(plain, target), abs=1e-6)
+        assert found.loss.sel(share=1.0)[:, at].values == pytest.approx(loss_of(plain, target), abs=1e-6)
         trace = of.trace(ids)
         means = [
             block.outputs(trace.read_by(at))[:, kept_tokens(trace)].mean(1) for at, block in enumerate(of.view.blocks)
@@ -41,16 +40,16 @@ def test_the_ends_of_the_curves(name: str) -> None:
             for head in range(of.view.heads)
         }
         nothing = of.run(ids, edit=silent)
-        assert found.loss.sel(kept=0.0)[:, at].values == pytest.approx(loss_of(nothing, target), abs=1e-5)
+        assert found.loss.sel(share=0.0)[:, at].values == pytest.approx(loss_of(nothing, target), abs=1e-5)
         apart = float((nothing[-1, target] - nothing[-1, 7 + at]).detach())
-        assert found.logit_difference.sel(kept=0.0)[:, at].values == pytest.approx(apart, abs=1e-4)
-    assert found.lost.values == pytest.approx((found.loss - found.loss_before).mean(("kept", "prompt")).values)
+        assert found.logit_difference.sel(share=0.0)[:, at].values == pytest.approx(apart, abs=1e-4)
+    assert found.lost.values == pytest.approx((found.loss - found.loss_before).mean(("share", "text")).values)
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_attribution_is_the_derivative_along_the_ablation_and_mediation_its_end(name: str) -> None:
     of, trace = double(name), traced(name, F64)
-    found = rs.faithfulness(of, [text()], [5], kept=(1.0,)).importance[:, 0]
+    found = rs.faithfulness(of, [text()], [5], shares=(1.0,)).importance[:, 0]
     for layer, head in ((0, 1), (1, 2)):
         mean = of.view.blocks[layer].outputs(trace.read_by(layer))[head, kept_tokens(trace)].mean(0).detach()
 
@@ -70,7 +69,7 @@ def test_attribution_is_the_derivative_along_the_ablation_and_mediation_its_end(
 
 def test_the_other_rankings_are_those_of_their_analyses() -> None:
     of, trace = double("llama"), traced("llama", F64)
-    found = rs.faithfulness(of, [text()], [5], kept=(0.5,)).importance[:, 0]
+    found = rs.faithfulness(of, [text()], [5], shares=(0.5,)).importance[:, 0]
     assert found.sel(ranking="reversed").values == pytest.approx(rs.reversed_attention(of, trace, 5).norm.values)
     wanted = torch.stack([trace.parts(layer)[0].square().sum((1, 2)).sqrt() for layer in range(2)])
     assert found.sel(ranking="forward").values == pytest.approx(wanted.numpy())
@@ -80,7 +79,7 @@ def test_the_other_rankings_are_those_of_their_analyses() -> None:
 def test_the_first_heads_of_an_order_are_kept() -> None:
     """Half of eight heads kept by hand."""
     of, trace = model("gpt2"), traced("gpt2")
-    found = rs.faithfulness(of, [text()], [5], kept=(0.5,))
+    found = rs.faithfulness(of, [text()], [5], shares=(0.5,))
     order = found.importance.sel(ranking="mediation")[0].values.ravel().argsort()[::-1]
     means = [block.outputs(trace.read_by(at))[:, kept_tokens(trace)].mean(1) for at, block in enumerate(of.view.blocks)]
     silent = {
@@ -94,25 +93,25 @@ def test_the_first_heads_of_an_order_are_kept() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "own"])
 def test_ablations_side_by_side_are_those_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = double(name)
-    together = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], kept=KEPT)
+    together = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], shares=SHARES)
     monkeypatch.setattr(pieces, "ROOM_ON_CPU", 1)
-    alone = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], kept=KEPT)
+    alone = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], shares=SHARES)
     for field in ("importance", "loss", "logit_difference", "lost"):
         assert np.nan_to_num(together[field].values) == pytest.approx(np.nan_to_num(alone[field].values), abs=2e-5)
 
 
-def test_intervals_are_those_of_prompts_drawn_anew() -> None:
+def test_intervals_are_those_of_texts_drawn_anew() -> None:
     of, prompts = double("llama"), [text(seed) for seed in range(6)]
-    found = rs.faithfulness(of, prompts, [5, 6, 7, 8, 9, 10], kept=KEPT, seed=3)
+    found = rs.faithfulness(of, prompts, [5, 6, 7, 8, 9, 10], shares=SHARES, seed=3)
     drawn = torch.randint(6, (RESAMPLES, 6), generator=torch.Generator().manual_seed(3)).numpy()
-    lost = (found.loss - found.loss_before).mean("kept").values
+    lost = (found.loss - found.loss_before).mean("share").values
     alike = np.array(
         [[spearmanr(*(row.ravel() for row in found.importance.values[[0, 3], p])).statistic] for p in range(6)]
     )
     for name, per_prompt, at in (
         ("lost", lost[2], {"ranking": 2}),
         ("lost_more", lost[0] - lost[4], {"ranking": 0, "rival": 4}),
-        ("curve", found.loss.values[1, :, 1], {"ranking": 1, "kept": 1}),
+        ("curve", found.loss.values[1, :, 1], {"ranking": 1, "share": 1}),
         ("spearman", alike[:, 0], {"ranked": 0, "other": 3}),
     ):
         ends = np.quantile(per_prompt[drawn].mean(-1), [0.025, 0.975])
@@ -122,15 +121,9 @@ def test_intervals_are_those_of_prompts_drawn_anew() -> None:
         )
         assert ends[1] > ends[0]
     assert found.lost_more.values == pytest.approx(found.lost.values[:, None] - found.lost.values)
-    few = rs.faithfulness(of, prompts[:4], [5, 6, 7, 8], kept=(0.5,))
+    few = rs.faithfulness(of, prompts[:4], [5, 6, 7, 8], shares=(0.5,))
     assert bool(few.lost_low.isnull().all())
     assert all("definition" in found[name].attrs for name in found.data_vars)
-
-
-def test_rank_correlation_is_that_of_scipy() -> None:
-    for seed in range(5):
-        a, b = torch.randn(2, 30, generator=torch.Generator().manual_seed(seed), dtype=F64)
-        assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
 
 
 def test_a_planted_copying_head_comes_first() -> None:
@@ -141,18 +134,37 @@ def test_a_planted_copying_head_comes_first() -> None:
     with torch.no_grad():
         block.W_V[2].copy_(block.norm.own(of.trace(ids).read_by(1))[1, :, None] / 32 * torch.eye(1, 8))
         block.W_O[2].copy_(torch.eye(8, 1) * 3 * of.view.unembed[:, 30] / of.view.unembed[:, 30].norm())
-    found = rs.faithfulness(of, [ids], [30], kept=(0.125,))
+    found = rs.faithfulness(of, [ids], [30], shares=(0.125,))
     for ranking in ("reversed", "forward"):
         assert int(found.importance.sel(ranking=ranking)[0].values.argmax()) == 6
+
+
+def test_asked_of_its_subject_alone_it_looks_at_what_the_model_finds_likeliest() -> None:
+    of = double("llama")
+    likeliest = [int(of.run(text(at))[-1].argmax()) for at in range(2)]
+    alone, named = rs.faithfulness(of, text()), rs.faithfulness(of, [text()], likeliest[:1])
+    assert alone.attrs["targets"] == likeliest[:1]
+    assert alone.equals(named)
+    assert alone.equals(rs.faithfulness(of, text(), likeliest[0]))
+    assert rs.faithfulness(of, [text(0), text(1)], shares=(1.0,)).attrs["targets"] == likeliest
+
+
+def test_without_draws_there_is_no_random_order() -> None:
+    of = double("llama")
+    found, drawn = (rs.faithfulness(of, text(), 5, shares=(0.5,), draws=draws) for draws in (0, 1))
+    assert found.ranking.values.tolist() == ["reversed", "forward", "attribution", "mediation"]
+    assert found.importance.shape == (4, 1, 2, 4)
+    assert found.loss.equals(drawn.loss.sel(ranking=found.ranking))
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("The keys", [5]), "every prompt has one target, got one text"),
-        ((["The keys"], []), "every prompt has one target, got 1 prompts and 0 targets"),
-        ((["The keys"], [5], [1, 2]), "every prompt has one foil, got 2 for 1"),
-        ((["The keys"], [5], None, (2.0,)), r"shares of heads lie in 0 to 1 .* got kept=\[2.0\]"),
+        ((["The keys"], []), r"every text has one of the targets, got 0 for 1; type targets=\[…\] of that length"),
+        (("The keys", [5, 6]), "every text has one of the targets, got 2 for 1"),
+        ((["The keys"], [5], [1, 2]), "every text has one of the foils, got 2 for 1"),
+        ((["The keys"], [5], None, (2.0,)), r"shares of heads lie in 0 to 1 .* got shares=\[2.0\]"),
+        ((["The keys"], [5], None, (0.5,), -1), "drawn 0 times or more, .* draws=-1"),
         ((["The keys"], [" cabinet"]), "the target must be one token"),
         ((["The keys"], [5], [" cabinet"]), "the target must be one token"),
     ],

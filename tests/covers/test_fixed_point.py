@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.fixed_point import block, jacobian, norm, orbit, radius, settling
+from rheoscope.covers.fixed_point import jacobian, layer_map, norm, orbit, radius, settling
 from tests.cases import EVERY, POST_NORM, double, gap, traced
 from tests.covers.cases import bare
 from tests.pretrained.cases import random
@@ -28,7 +28,7 @@ def test_the_map_is_the_models_own(name: str) -> None:
     for layer in range(trace.view.layers):
         x = trace.read_by(layer)
         after = trace.points[[*trace.where[1:], len(trace.steps) - 1][layer]]
-        assert gap(block(trace.view, trace, layer)(x), after) <= 1e-4 * float(after.abs().max())
+        assert gap(layer_map(trace, layer)(x), after) <= 1e-4 * float(after.abs().max())
 
 
 def small(name: str) -> tuple[Any, Any]:
@@ -41,7 +41,7 @@ def test_norm_radius_and_boundary_equal_the_dense_jacobians(name: str) -> None:
     model, trace = small(name)
     found = rs.fixed_point(model, trace, layers=[1], iterations=128, keep_massive=True)
     x = trace.read_by(1)
-    J = dense(block(model.view, trace, 1), x)
+    J = dense(layer_map(trace, 1), x)
     assert found.jacobian_norm.item() == pytest.approx(float(torch.linalg.matrix_norm(J, 2)), rel=1e-4)
     eigenvalues = torch.linalg.eigvals(J).abs().amax()
     assert found.jacobian_radius.item() == pytest.approx(float(eigenvalues), rel=1e-4)
@@ -54,8 +54,8 @@ def test_norm_radius_and_boundary_equal_the_dense_jacobians(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in POST_NORM])
 def test_products_with_J_and_with_its_transpose_are_of_one_matrix(name: str) -> None:
     """⟨w, J v⟩ = ⟨Jᵀ w, v⟩ for every mechanism: J v goes through the backward pass of the backward pass, which may be wrong alone."""
-    model, trace = small(name)
-    forward, back = jacobian(block(model.view, trace, 1), trace.read_by(1))
+    _, trace = small(name)
+    forward, back = jacobian(layer_map(trace, 1), trace.read_by(1))
     for seed in range(4):
         v, w = random(seed, 4, 32), random(seed + 9, 4, 32)
         there = forward(v)
@@ -65,7 +65,7 @@ def test_products_with_J_and_with_its_transpose_are_of_one_matrix(name: str) -> 
 def test_a_causal_jacobian_is_block_triangular() -> None:
     """Law: later tokens do not move earlier ones, so the radius is the largest over the diagonal blocks."""
     model, trace = small("llama")
-    J = dense(block(model.view, trace, 0), trace.read_by(0)).reshape(4, 32, 4, 32)
+    J = dense(layer_map(trace, 0), trace.read_by(0)).reshape(4, 32, 4, 32)
     for i in range(4):
         for j in range(i + 1, 4):
             assert not J[i, :, j].any()
@@ -124,3 +124,8 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
         rs.fixed_point(double("gpt2"), traced("gpt2", F64), layers=[])
     with pytest.raises(rs.RheoscopeError, match="no layer 9"):
         rs.fixed_point(double("gpt2"), traced("gpt2", F64), layers=[9])
+
+
+def test_a_trace_of_other_weights_is_refused() -> None:
+    with pytest.raises(rs.RheoscopeError, match=r"made by weights .*, the model holds .*; type trace = model.trace"):
+        rs.fixed_point(double("gpt2"), traced("llama", F64))

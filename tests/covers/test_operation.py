@@ -12,7 +12,8 @@ import rheoscope as rs
 from rheoscope.attention.definition import positions
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers import operation
-from rheoscope.covers.operation import chosen_heads, live, plans, reach
+from rheoscope.covers.chosen_heads import chosen_heads
+from rheoscope.covers.operation import live, plans, reach
 from rheoscope.covers.reversed_attention import written_at
 from rheoscope.space.form import at_offset, own_form
 from rheoscope.space.head import Heads, of_head
@@ -150,24 +151,10 @@ def test_symmetric_and_symmetric_scores_are_two_edits_under_RoPE_and_one_without
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
 @torch.no_grad()
 def test_layers_before_the_first_changed_one_are_bit_identical(name: str) -> None:
-    trace, plain = under(name, 1, "symmetric", "symmetric"), double(name).trace(text())
+    trace, plain = under(name, [(1, head) for head in range(4)], "symmetric", "symmetric"), double(name).trace(text())
     first = plain.where[1]
     assert torch.equal(trace.points[: first + 1], plain.points[: first + 1])
     assert not torch.equal(trace.points[first + 1 :], plain.points[first + 1 :])
-
-
-def test_heads_as_they_are_asked_for() -> None:
-    view = double("llama").view
-    assert chosen_heads(view, None) == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
-    assert chosen_heads(view, 1) == {1: [0, 1, 2, 3]}
-    assert chosen_heads(view, [(1, 2), (0, 3), (1, 0), (1, 2)]) == {0: [3], 1: [0, 2]}
-    for heads, said in (
-        ([(7, 0)], "there is no layer 7"),
-        ([(0, 9)], "there is no head 9 in layer 0"),
-        ([], "no head to"),
-    ):
-        with pytest.raises(rs.RheoscopeError, match=said):
-            chosen_heads(view, heads)
 
 
 def test_an_identity_is_no_operation_at_all() -> None:

@@ -5,9 +5,9 @@ import torch
 
 import rheoscope as rs
 from rheoscope.covers import pieces as room
-from rheoscope.covers.pieces import batches, divergence, kept_tokens, losses
+from rheoscope.covers.pieces import batches, divergence, kept_tokens, losses, pieces
 from tests.cases import double, gap, model, text
-from tests.laws.every_analysis import same
+from tests.laws.moves import same
 
 SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "own", "own_sink", "own_alibi", "own_metric"]
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4), text(5, 2)]
@@ -15,18 +15,18 @@ TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4), text(5, 2)]
 
 def test_texts_are_cut_and_what_predicts_nothing_is_left_out() -> None:
     of = model("gpt2")
-    assert [one.tolist() for one in rs.pieces(of, [5, 6, 7, 8, 9], window=2)] == [[5, 6], [7, 8]]
-    assert [len(one) for one in rs.pieces(of, [text(0), text(1, 9)], window=10)] == [10, 8, 9]
+    assert [one.tolist() for one in pieces(of, [5, 6, 7, 8, 9], window=2)] == [[5, 6], [7, 8]]
+    assert [len(one) for one in pieces(of, [text(0), text(1, 9)], window=10)] == [10, 8, 9]
     whole = rs.load()
     words = "The keys to the cabinet are on the table. "
-    assert torch.cat(rs.pieces(whole, words * 3, 7)).tolist() == whole.encode(words * 3)
+    assert torch.cat(pieces(whole, words * 3, 7)).tolist() == whole.encode(words * 3)
 
 
 def test_what_cannot_be_cut_is_told_in_one_line() -> None:
     with pytest.raises(rs.RheoscopeError, match="a window has at least 2 tokens, got 1; type window=512"):
-        rs.pieces(model("gpt2"), [5, 6, 7], window=1)
+        pieces(model("gpt2"), [5, 6, 7], window=1)
     with pytest.raises(rs.RheoscopeError, match="a loss needs at least 2 tokens; type a longer text"):
-        rs.pieces(model("gpt2"), [5])
+        pieces(model("gpt2"), [5])
 
 
 @pytest.mark.parametrize("held", [1, 2, 100])

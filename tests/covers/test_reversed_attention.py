@@ -31,7 +31,7 @@ def by_autograd(model, ids, layer: int, head: int, target: int, position: int) -
 def test_R_is_the_gradient_of_the_scores(name: str) -> None:
     model, trace = double(name), traced(name, F64)
     for layer, head, position in ((0, 1, -1), (model.view.layers - 1, 0, 4)):
-        R = rs.reversed_map(model, trace, layer, head, target=7, position=position)
+        R = rs.reversed_map(model, trace, layer, head, target=7, token=position)
         slow = by_autograd(model, text(), layer, head, 7, position)
         assert float((R - slow).norm()) <= 1e-5 * float(slow.norm()) + 1e-12
 
@@ -100,9 +100,18 @@ def test_targets_that_are_not_one_token_and_heads_that_are_not_there() -> None:
     with pytest.raises(rs.RheoscopeError, match=r"token ids lie in 0 to 4095, got 9999"):
         rs.reversed_attention(model, trace, target=9999)
     with pytest.raises(rs.RheoscopeError, match="there is no token 40"):
-        rs.reversed_attention(model, trace, position=40)
+        rs.reversed_attention(model, trace, token=40)
     with pytest.raises(rs.RheoscopeError, match="head"):
         rs.reversed_map(model, trace, 1, 99)
     with pytest.raises(rs.RheoscopeError, match="one number that depends on the logits"):
         model.gradients("The keys", lambda logits: logits)
     assert spelled(model, " on") == model.ids(" on").tolist()[-1:]
+
+
+def test_a_trace_of_other_weights_is_refused() -> None:
+    model, trace = double("gpt2"), traced("llama", F64)
+    for asked in (rs.reversed_attention, rs.attention_patching, lambda *given: rs.reversed_map(*given, 0, 1)):
+        with pytest.raises(
+            rs.RheoscopeError, match=r"made by weights .*, the model holds .*; type trace = model.trace"
+        ):
+            asked(model, trace)

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import spearmanr
 
 import rheoscope as rs
-from rheoscope.covers.fixed_point import block
+from rheoscope.covers.fixed_point import layer_map
 from tests.cases import double, gap, text, traced
 from tests.covers.cases import bare
 
@@ -17,7 +17,7 @@ F64 = torch.float64
 def test_it_equals_slow_products(name: str) -> None:
     model = double(name)
     trace = model.trace(text(n=7))
-    found = rs.rollout(model, trace, query=5, probes=800)
+    found = rs.rollout(model, trace, token=5, probes=800)
     product, equal = torch.eye(7, dtype=F64), torch.eye(7, dtype=F64)
     uniform = torch.ones(7, 7, dtype=F64).tril() / torch.arange(1, 8)[:, None]
     for layer in range(2):
@@ -26,7 +26,7 @@ def test_it_equals_slow_products(name: str) -> None:
     assert gap(torch.as_tensor(found.rollout.values), product[5]) <= 1e-9
 
     def last(x: torch.Tensor) -> torch.Tensor:
-        return block(model.view, trace, 1)(block(model.view, trace, 0)(x))[5]
+        return layer_map(trace, 1)(layer_map(trace, 0)(x))[5]
 
     J = torch.autograd.functional.jacobian(last, trace.points[0]).square().sum((0, 2)).sqrt()
     assert np.allclose(found.jacobian, J / J.sum(), rtol=0.15, atol=1e-9)
@@ -37,7 +37,7 @@ def test_it_equals_slow_products(name: str) -> None:
 
 def test_nothing_flows_from_what_cannot_be_seen() -> None:
     model = double("mistral")
-    found = rs.rollout(model, traced("mistral", F64), query=10)
+    found = rs.rollout(model, traced("mistral", F64), token=10)
     assert not found.rollout.values[11:].any()
     assert not found.jacobian.values[11:].any()
     assert not found.jacobian.values[:2].any()  # two layers of a window of 5 reach back 8 tokens
@@ -57,7 +57,11 @@ def test_heads_that_carry_nothing_let_nothing_flow() -> None:
 
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"one of the 18 tokens .* got query=18, probes=16; type query=-1"):
-        rs.rollout(double("gpt2"), traced("gpt2", F64), query=18)
+    with pytest.raises(rs.RheoscopeError, match="there is no token 18; this text has tokens 0 to 17"):
+        rs.rollout(double("gpt2"), traced("gpt2", F64), token=18)
+    with pytest.raises(rs.RheoscopeError, match="1 random probe or more, got probes=0; type probes=16"):
+        rs.rollout(double("gpt2"), traced("gpt2", F64), probes=0)
     with pytest.raises(rs.RheoscopeError, match="norms follow its sums"):
         rs.rollout(double("bert"), traced("bert", F64))
+    with pytest.raises(rs.RheoscopeError, match=r"made by weights .*, the model holds"):
+        rs.rollout(double("gpt2"), traced("llama", F64))

@@ -10,7 +10,7 @@ import rheoscope as rs
 from rheoscope.covers.scores import permitted
 from rheoscope.space.components import components
 from tests.cases import double, ours, random, text, theirs, traced
-from tests.laws.every_analysis import move_key_bias, moved
+from tests.laws.moves import move_key_bias, moved
 
 F64 = torch.float64
 DOT = [*theirs.EVERY, *ours.DOT]

@@ -8,9 +8,11 @@ import torch
 from torch import Generator
 
 import rheoscope as rs
-from rheoscope.covers.surgery import interval
+from rheoscope.covers.against import Against
+from rheoscope.covers.pieces import pieces
+from rheoscope.covers.surgery import kernel
 from tests.cases import CAUSAL, LENGTH, WITH_LOGITS, WITH_M, double, gap, model, ours, text, theirs, traced
-from tests.laws.every_analysis import MOVES, different, moved, same
+from tests.laws.moves import different, gauges, holds_still
 
 F64 = torch.float64
 EDITED = [name for name in WITH_M if name in WITH_LOGITS]
@@ -20,7 +22,7 @@ TEXT = "The keys to the cabinet are on the table, and the man who has them went 
 
 @pytest.mark.parametrize("name", EDITED)
 def test_identity_changes_no_bit(name: str) -> None:
-    after = rs.operated(model(name), text(), M="identity", F="identity")
+    after = rs.trace_under(model(name), text(), M="identity", F="identity")
     assert torch.equal(after.points, traced(name).points)
     if model(name).view.unembed is not None:
         assert torch.equal(after.logits, traced(name).logits)
@@ -43,9 +45,9 @@ def test_a_symmetric_head_is_not_changed_by_being_made_symmetric() -> None:
             block.W_K.copy_(block.W_Q)
 
     tied = theirs.changed("gpt2", tie)
-    trace, plain = rs.operated(tied, text(), M="symmetric"), tied.trace(text())
+    trace, plain = rs.trace_under(tied, text(), M="symmetric"), tied.trace(text())
     assert gap(trace.points, plain.points) <= 1e-10
-    assert gap(rs.operated(tied, text(), M="skew").points, plain.points) > 1e-2
+    assert gap(rs.trace_under(tied, text(), M="skew").points, plain.points) > 1e-2
 
 
 # The Dataset
@@ -54,11 +56,12 @@ def test_a_symmetric_head_is_not_changed_by_being_made_symmetric() -> None:
 def test_losses_are_those_of_the_logits() -> None:
     of = model("llama")
     texts = [text(0), text(1, 7), text(2), text(3, 9), text(4)]
-    found = rs.surgery(of, texts, heads=1, M="symmetric", against=rs.Against(draws=2))
-    assert found.attrs["heads"] == "L1"
+    layer = of.view.heads_in(1)
+    found = rs.surgery(of, texts, heads=layer, M="symmetric", against=rs.Against(draws=2))
+    assert found.attrs["heads"] == "L1.H0 L1.H1 L1.H2 L1.H3"
     assert found.tokens.values.tolist() == [LENGTH - 1, 6, LENGTH - 1, 8, LENGTH - 1]
     for at, ids in enumerate(texts):
-        after = rs.operated(of, ids, heads=1, M="symmetric").logits.log_softmax(-1)
+        after = rs.trace_under(of, ids, heads=layer, M="symmetric").logits.log_softmax(-1)
         before = of.run(ids).detach().log_softmax(-1)
         rows = torch.arange(len(ids) - 1)
         assert float(found.loss_before[at]) == pytest.approx(float(-before[rows, ids[1:]].mean()), abs=1e-5)
@@ -79,7 +82,7 @@ def test_losses_are_those_of_the_logits() -> None:
 def test_a_long_text_is_cut_and_the_seed_decides() -> None:
     of = rs.load()
     one, same, other = (
-        rs.surgery(of, rs.pieces(of, TEXT * 3, 16), heads=[(2, 1)], M="symmetric", against=rs.Against(seed=seed))
+        rs.surgery(of, pieces(of, TEXT * 3, 16), heads=[(2, 1)], M="symmetric", against=rs.Against(seed=seed))
         for seed in (0, 0, 1)
     )
     assert one.sizes["text"] > 3
@@ -95,11 +98,34 @@ def test_a_long_text_is_cut_and_the_seed_decides() -> None:
 
 
 def test_the_interval_is_that_of_resampled_units() -> None:
-    generator = Generator().manual_seed(3)
-    costs = torch.randn(1, 4000, generator=generator, dtype=F64) + 1
-    low, high, _ = interval(costs, [10] * 400, generator)
-    assert float(high - low) == pytest.approx(2 * 1.96 / 4000**0.5, rel=0.15)
-    assert float(low) < float(costs.mean()) < float(high)
+    rows = [
+        {
+            "before": torch.zeros(10),
+            "edit": torch.randn(10, generator=Generator().manual_seed(at), dtype=F64) + 1,
+            "kl": 0.0,
+        }
+        for at in range(400)
+    ]
+    found = kernel(rows, Against((), seed=3))
+    low, mean, high = (float(found[name][0]) for name in ("cost_low", "cost", "cost_high"))
+    assert high - low == pytest.approx(2 * 1.96 / 4000**0.5, rel=0.15)
+    assert low < mean < high
+
+
+def test_asked_of_its_subject_alone_it_makes_M_symmetric() -> None:
+    of = double("llama")
+    alone, named = rs.surgery(of, text()), rs.surgery(of, text(), M="symmetric")
+    assert alone.equals(named)
+    assert (alone.attrs["M"], alone.attrs["F"], alone.attrs["heads"]) == ("symmetric", "identity", "all")
+    assert rs.surgery(of, text(), F="rank 3").attrs["M"] == "identity"
+    with pytest.raises(rs.RheoscopeError, match="nothing to change; type M='symmetric'"):
+        rs.trace_under(of, text())
+
+
+def test_without_draws_there_is_no_random_control() -> None:
+    found = rs.surgery(double("llama"), text(), against=rs.Against(draws=0))
+    assert found.change.values.tolist() == ["edit", "mean", "uniform"]
+    assert "loss_control" not in found
 
 
 @pytest.mark.parametrize(
@@ -110,10 +136,9 @@ def test_the_interval_is_that_of_resampled_units() -> None:
         ({"M": "rank"}, "unknown replacement of M: 'rank'"),
         ({"M": "rank 99"}, "the rank of M lies in 1 to 64 in this model, got 99; type M='rank 64'"),
         ({"F": "rank 0"}, "the rank of F lies in 1 to 64 in this model, got 0"),
-        ({}, "nothing to change; type M='symmetric'"),
         ({"M": "symmetric", "heads": [(9, 0)]}, "there is no layer 9"),
         ({"M": "symmetric", "heads": [(0, 99)]}, "there is no head 99 in layer 0"),
-        ({"M": "symmetric", "heads": 77}, "there is no layer 77"),
+        ({"heads": 2}, r"list of \(layer, head\), got 2; type .* heads=model.view.heads_in\(2\) for a whole layer"),
         ({"M": "symmetric", "heads": []}, "no head to change"),
         ({"M": "positive"}, "under RoPE M is another form at every offset"),
     ],
@@ -147,9 +172,6 @@ def asked(of: Any) -> Any:
     return rs.surgery(of, [different(), *(text(seed) for seed in range(2, 6))], M="symmetric", F="rank 3")
 
 
-@pytest.mark.parametrize(
-    ("move", "name"),
-    [pytest.param(move, name, id=f"{what}-{name}") for what, move, names in MOVES for name in names if name in GAUGED],
-)
-def test_no_gauge_moves_any_number(move: Any, name: str) -> None:
-    same(asked(moved(name, move)), asked(double(name)))
+@pytest.mark.parametrize("name", GAUGED)
+def test_no_gauge_moves_any_number(name: str) -> None:
+    holds_still(asked, asked(double(name)), name, gauges(name))

@@ -9,11 +9,13 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
+from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.flow.geometry_kept import mantel, neighbours_of, pulls, ranked
+from rheoscope.flow.geometry_kept import mantel, neighbours_of, pulls
 from rheoscope.space.components import components
 from rheoscope.space.pairs import distances, inner_products
+from rheoscope.space.ranks import unit_ranks
 from rheoscope.space.running import Running
 from rheoscope.space.trace import Trace
 from tests.cases import EVERY, POST_NORM, double, random, traced
@@ -77,6 +79,10 @@ def test_the_null_is_about_nothing_and_random_clouds_lie_in_it() -> None:
 
 def test_the_spread_of_the_null_is_that_of_all_permutations() -> None:
     a, b = (distances(inner_products(random(seed, 6, 2))) for seed in (0, 1))
+
+    def ranked(table: Tensor) -> Tensor:
+        return unit_ranks(table[*torch.triu_indices(6, 6, 1)])
+
     every = [float(ranked(a) @ ranked(b[list(order)][:, list(order)])) for order in permutations(range(6))]
     assert np.mean(every) == pytest.approx(0, abs=1e-12)
     assert float(mantel(pulls(ranked(a), 6), pulls(ranked(b), 6), 6)) == pytest.approx(np.std(every))

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 import rheoscope as rs
@@ -21,24 +20,20 @@ from tests.cases import BIDIRECTIONAL, CAUSAL, double, model, text
 from tests.laws.moves import (
     GAUGES,
     KINDS,
-    Move,
+    different,
     fold,
     gauges,
+    holds_still,
     is_tied,
+    marked_as,
     move_key_bias,
     moved,
     order,
     reorder,
+    same,
     turn,
 )
 from tests.pretrained.cases import once
-
-pytestmark = pytest.mark.unchecked
-
-
-def different() -> Tensor:
-    """A text without a token twice: of two equal points, either may take the other's place."""
-    return torch.randperm(37, generator=torch.Generator().manual_seed(0))[:18] + 3
 
 
 def five() -> list[Tensor]:
@@ -163,32 +158,6 @@ COUNTS = {"cluster_count_null", "cluster_count_null_sd", "coordinate", "correlat
 """Fields that depend on the basis of E and may stay as they are by chance."""
 BY_NUMBER = {"order", "recovered_random"}
 """Fields that name heads by their number, or draw them by it."""
-WITHIN = {"operators": 1e-7, "scores": 1e-7, "agreement": 1e-7, "stack": 1e-7, "composition": 1e-6}
-"""How far a field may move; what is read off points moves with the float32 steps inside Hugging Face models."""
-
-
-def same(found: Any, wanted: Any, but: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Every field the same, NaN only where it was (what lies before the start or past the end)."""
-    within = WITHIN.get(wanted.attrs["analysis"], 1e-5)
-    assert set(found.data_vars) == set(wanted.data_vars)
-    for field in wanted.data_vars:
-        if field in but:
-            continue
-        if wanted[field].dtype.kind == "U":
-            assert (found[field].values == wanted[field].values).all(), field
-            continue
-        a, b = (np.asarray(x[field].values, dtype=float) for x in (found, wanted))
-        assert a.shape == b.shape
-        there = np.isfinite(b)
-        assert there.any() or not b.size, field
-        assert (np.isfinite(a) == there).all(), field
-        gaps = np.abs(a - b)[there]
-        assert not gaps.size or gaps.max() <= within * max(1.0, np.abs(b)[there].max()), field
-
-
-def marked_as(mark: str, found: Any) -> set[str]:
-    """The fields that declare that they depend on coordinates: of E ("basis") or of a head ("gauge")."""
-    return {str(field) for field in found.data_vars if mark in found[field].attrs}
 
 
 @once
@@ -221,22 +190,6 @@ def on(names: list[str]) -> Any:
             if (name in SORTS or analysis not in RUNNING) and (analysis, name) not in NO_ANSWER
         ],
     )
-
-
-def holds_still(analyse: Callable[[Any], Any], plain: Any, name: str, moves: list[Move]) -> None:
-    """No field moves with all moves at once but those marked as dependent on the coordinates of a head; or the culprits are named."""
-    marked = marked_as("gauge", plain)
-    assert {field.removesuffix("_raw") for field in marked} <= set(plain.data_vars) - marked
-    try:
-        same(analyse(moved(name, *moves)), plain, but=marked)
-    except AssertionError as fault:
-        culprits = []
-        for move in moves:
-            try:
-                same(analyse(moved(name, move)), plain, but=marked)
-            except AssertionError:
-                culprits.append(move.__name__)
-        raise AssertionError(f"{fault}\nmoved by {', '.join(culprits) or 'no move alone'}") from fault
 
 
 @on([*SORTS, *ODD])

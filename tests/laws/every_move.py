@@ -28,8 +28,6 @@ from tests.laws.moves import (
     turn,
 )
 
-pytestmark = pytest.mark.unchecked
-
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_gauge_moves_weights_but_nothing_that_the_model_says(name: str) -> None:

@@ -16,7 +16,7 @@ from rheoscope.models.certificate import certify
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, Norm, Turned
 from tests.models.cases import EVERY, model, network
-from tests.pretrained.cases import text
+from tests.pretrained.cases import hooks_left, text
 
 F64 = torch.float64
 
@@ -59,7 +59,7 @@ def test_a_right_description_passes(name: str) -> None:
         found = model(name, dtype).view.facts["certificate"]
         assert found.tokens == 8
         assert max(found.weights, found.closure, found.operators) <= within
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in network(name).modules())
+    assert not hooks_left(network(name))
 
 
 @pytest.mark.parametrize("name", EVERY)

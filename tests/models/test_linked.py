@@ -26,7 +26,7 @@ from rheoscope.space.trace import Trace
 from tests.attention.cases import as_users_run
 from tests.models.cases import model as single
 from tests.models.cases import tiny
-from tests.pretrained.cases import distance, gap, once, randomised, text
+from tests.pretrained.cases import distance, gap, hooks_left, once, randomised, text
 
 F32, F64 = torch.float32, torch.float64
 S, T = 9, 6
@@ -110,7 +110,7 @@ def test_logits_are_those_of_the_untouched_module(name: str) -> None:
     assert torch.equal(traced(name).target.logits, own)
     assert torch.equal(model(name).trace((source, target)).target.points, traced(name).target.points)
     assert traced(name).source.logits is None
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model(name).network.modules())
+    assert not hooks_left(model(name).network)
 
 
 @every

@@ -17,6 +17,7 @@ import transformers as hf
 from torch import Generator, Tensor
 
 import rheoscope as rs
+from rheoscope.space.hooks import on_call, on_return
 
 torch.set_num_threads(1)
 hf.logging.set_verbosity_error()
@@ -281,3 +282,13 @@ def with_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]) -
     change(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
     return directory
+
+
+def hooks_left(network: Any) -> list[Any]:
+    """Hooks of all parts, but for the two that ask whether their thread wants anything."""
+    held = [
+        hook
+        for part in network.modules()
+        for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    ]
+    return [hook for hook in held if hook not in (on_call, on_return)]

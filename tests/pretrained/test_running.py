@@ -7,7 +7,7 @@ import transformers as hf
 
 import rheoscope as rs
 from rheoscope.shapes import RheoscopeError
-from tests.pretrained.cases import CASES, LENGTH, PLAIN, network, randomised, text
+from tests.pretrained.cases import CASES, LENGTH, PLAIN, hooks_left, network, randomised, text
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_a_model_without_unembedding_has_points_but_no_logits(net: Any) -> None:
             RheoscopeError, match=r"has no unembedding, so there are no logits; type model.trace\(text\), or load"
         ):
             ask(text())
-    assert not any(part._forward_hooks for part in of.network.modules())
+    assert not hooks_left(of.network)

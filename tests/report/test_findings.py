@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.integrate import quad
 from scipy.stats import false_discovery_control
 
 import rheoscope as rs
@@ -39,7 +40,25 @@ def test_q_values_are_benjamini_and_hochbergs(seed: int) -> None:
 def test_t_becomes_the_z_that_is_as_rare(freedom: int) -> None:
     for t in (0.5, 2.0, -4.0, 9.0):
         z = float(np.sign(t)) * stats.norm.isf(stats.t.sf(abs(t), freedom))
-        assert normal(t, freedom) == pytest.approx(z, abs=0.06)
+        assert normal(t, freedom) == pytest.approx(z, rel=1e-9)
+
+
+@pytest.mark.parametrize(("t", "freedom"), [(1e4, 143), (-200.0, 336), (60.0, 1000), (60.0, 5000), (30.0, 1000)])
+def test_a_t_rarer_than_a_float_holds_is_still_a_number(t: float, freedom: int) -> None:
+    """The slow twin: the density integrated from t on, as a share of itself at t."""
+    law, far = stats.t(freedom), abs(t)
+    share, _ = quad(lambda u: far * np.exp(law.logpdf(far * (1 + u)) - law.logpdf(far)), 0, 40 / freedom + 40 / far)
+    rare = law.logpdf(far) + np.log(share)
+    z = normal(t, freedom)
+    assert np.sign(z) == np.sign(t)
+    assert stats.norm.logcdf(-abs(z)) == pytest.approx(rare, rel=1e-6)
+    assert abs(normal(1.01 * t, freedom)) > abs(z)
+
+
+def test_a_t_that_is_no_number_stays_none() -> None:
+    assert normal(float("inf"), 9) == float("inf")
+    assert np.isnan(normal(float("nan"), 9))
+    assert normal(0.0, 9) == 0
 
 
 def test_one_more_draw_of_the_null_is_told_as_often_as_it_should_be() -> None:

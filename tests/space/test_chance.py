@@ -1,12 +1,23 @@
-"""Chance: rotations are orthogonal and even, q-values are scipy's."""
+"""Chance: rotations are orthogonal and even, q-values are scipy's, intervals those of a slow twin."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
+from torch import Generator
 
-from rheoscope.space.chance import q_values, rotations
+from rheoscope.space.chance import (
+    CHUNK,
+    RESAMPLES,
+    bootstrap,
+    bootstrap_means,
+    q_values,
+    rotations,
+    unit_name,
+    units,
+)
 
 F64 = torch.float64
 
@@ -25,3 +36,38 @@ def test_q_values_are_scipys(seed: int, n: int) -> None:
     holed = torch.cat([p, torch.tensor([float("nan")], dtype=F64)])
     assert np.allclose(q_values(holed)[:-1], q_values(p))
     assert bool(q_values(holed)[-1].isnan())
+
+
+def test_the_interval_is_that_of_units_drawn_one_by_one() -> None:
+    sizes = [3, 5, 2, 9, 4, 6]
+    sums = torch.randn(2, 3, 6, generator=Generator().manual_seed(1), dtype=F64) * torch.tensor(sizes)
+    low, high = bootstrap(sums, sizes, Generator().manual_seed(7))
+    drawn = torch.randint(6, (RESAMPLES, 6), generator=Generator().manual_seed(7))
+    means = np.array([[float(sums[1, 2, u].sum()) / sum(sizes[at] for at in u) for u in drawn]])
+    assert [float(low[1, 2]), float(high[1, 2])] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=1e-12)
+
+
+def test_rows_are_drawn_together() -> None:
+    sums = torch.randn(8, generator=Generator().manual_seed(1), dtype=F64)
+    found = bootstrap_means(torch.stack([sums, 2 * sums]), [1] * 8, Generator().manual_seed(0))
+    assert torch.allclose(2 * found[0], found[1])
+
+
+def test_units_are_texts_or_chunks_of_them() -> None:
+    assert units([70, 3, 5, 9, 8]) == [70, 3, 5, 9, 8]
+    assert unit_name([70, 3, 5, 9, 8]) == "texts"
+    assert units([2 * CHUNK + 6, 3]) == [CHUNK, CHUNK, 6, 3]
+    assert "chunks" in unit_name([70, 3])
+    sums = torch.arange(8.0, dtype=F64).reshape(2, 4)
+    low, high = bootstrap(sums, units([70, 3]), Generator())
+    assert low.isnan().all()
+    assert high.isnan().all()
+
+
+def test_a_law_of_known_spread() -> None:
+    """The interval of a mean of normal numbers, and that 95 % of intervals hold the truth."""
+    generator, held = Generator().manual_seed(0), 0
+    for _ in range(200):
+        low, high = bootstrap(torch.randn(1, 60, generator=generator, dtype=F64), [1] * 60, generator)
+        held += bool(low[0] <= 0 <= high[0])
+    assert 0.88 <= held / 200 <= 0.99

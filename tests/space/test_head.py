@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from rheoscope.attention.gradient import attention_gradients
 from rheoscope.attention.mask import Causal
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sink import Sink
+from rheoscope.attention.position import Rotary
 from rheoscope.attention.score import Gram
 from rheoscope.space.head import Head, Heads, Norm, Relevance, Turned
 
@@ -236,3 +238,13 @@ def test_a_head_goes_by_the_names_of_the_circuits_literature() -> None:
     head = Head(0, 1, block)
     assert head.W_QK is head.M
     assert head.W_OV is head.F
+
+
+def test_a_turn_gives_the_gradient_back_turned() -> None:
+    """Where placing tokens was taken for nothing, the closed form of a model under RoPE gave gradients unturned."""
+    rotary = Rotary(base=50.0)
+    own, ours = (Mechanism(position=at, mask=Causal()) for at in (rotary, Turned(rotary.place)))
+    q, k, v, g = (random(seed, 1, 2, 5, K) for seed in range(4))
+    expected, found = (attention_gradients(one, q, k, v, g) for one in (own, ours))
+    near(found.q, expected.q)
+    near(found.k, expected.k)

@@ -11,6 +11,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.step import Step
 from rheoscope.space.stream import changing, taps, watching
 from tests.cases import KINDS, LENGTH, PARALLEL, POST_NORM, distance, gap, model, text, traced
+from tests.pretrained.cases import hooks_left
 
 with_logits = pytest.mark.parametrize("name", KINDS)
 
@@ -28,10 +29,6 @@ def watched(name: str, hooks: dict[Step, Callable[[Tensor], Tensor]]) -> Tensor:
     with changing(of.said, hooks), watching(of.said, points), torch.no_grad():
         of.call(text()[None], None)
     return points[0]
-
-
-def hook_count(network: Any) -> int:
-    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in network.modules())
 
 
 @with_logits
@@ -151,7 +148,7 @@ def test_a_hook_that_returns_no_points_is_refused(step: str, returned: Any) -> N
 def test_an_unknown_step_is_refused(name: str) -> None:
     with pytest.raises(RheoscopeError, match=r"there is no step 'L9.resid_mid'; type one of embed, .*L\d.resid_post"):
         model(name).run(text(), hooks={"embed": lambda x: x, "L9.resid_mid": lambda x: x})
-    assert hook_count(model(name).network) == 0
+    assert not hooks_left(model(name).network)
 
 
 def test_the_midpoint_of_a_parallel_block_is_no_point_to_change() -> None:
@@ -167,7 +164,7 @@ def test_everything_is_undone_even_after_an_error(name: str) -> None:
     for step in steps(name):
         with pytest.raises(KeyError, match="mine"):
             model(name).run(text(), hooks={"embed": lambda x: 2 * x, step: fail})
-        assert hook_count(model(name).network) == 0
+        assert not hooks_left(model(name).network)
     assert torch.equal(model(name).run(text()), traced(name).logits)
 
 

@@ -139,6 +139,13 @@ def test_a_head_that_is_not_there_is_refused(head: int) -> None:
         model("gpt2").view.head(1, head)
 
 
+def test_the_heads_in_a_layer_are_what_an_analysis_takes() -> None:
+    view = model("gpt2").view
+    assert view.heads_in(1) == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    with pytest.raises(RheoscopeError, match="there is no layer 7"):
+        view.heads_in(7)
+
+
 def test_a_view_is_a_frozen_value() -> None:
     with pytest.raises(AttributeError):
         model("gpt2").view.embed = torch.zeros(1, 1)

@@ -8,7 +8,8 @@ from torch import Generator
 
 from rheoscope.covers import operation
 from rheoscope.covers.ablation import Means, mean_ablation, mean_outputs, uniform_ablation
-from rheoscope.covers.operation import Chosen, Operation, Plan, live
+from rheoscope.covers.chosen_heads import Chosen
+from rheoscope.covers.operation import Operation, Plan, live
 from rheoscope.covers.pieces import Batch
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits, Hook
@@ -41,12 +42,13 @@ class Against:
         if isinstance(self.names, str) or wrong:
             came = self.names if isinstance(self.names, str) else wrong[0]
             raise RheoscopeError(f"unknown comparison {came!r}; type some of {', '.join(AGAINST)}, as a tuple")
-        if self.draws < 1:
-            raise RheoscopeError(f"a control is drawn at least once, got {self.draws}; type draws=1")
+        if self.draws < 0:
+            raise RheoscopeError(f"a control is drawn 0 times or more, got {self.draws}; type draws=1")
 
     @property
     def controls(self) -> list[str]:
-        return [name for name in CONTROLS if name in self.names]
+        """The random ones; `draws=0` leaves them out."""
+        return [name for name in CONTROLS if name in self.names and self.draws]
 
     @property
     def ablations(self) -> list[str]:

@@ -9,20 +9,17 @@ from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.covers.operation import Chosen, chosen_heads
-from rheoscope.covers.reversed_attention import at_outputs, backward, of_one
-from rheoscope.space.dataset import dataset
+from rheoscope.covers.chosen_heads import Asked, Chosen, chosen_heads, names_of
+from rheoscope.covers.reversed_attention import at_outputs, backward, one_map
+from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.head import Heads
 from rheoscope.space.model import LayerEdit, Model
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
 
-DEFINITIONS = {
-    "loss": "−log p of the target at the position with A + ηR in the place of the weights A, in nats",
-    "predicted": "the same to first order: the loss as it is and η times the sum of the slopes",
-    "slope": "⟨∂L/∂A, R⟩ of the head: how fast the loss changes with η; 0 where the head is not patched",
-}
 ETAS = (-1.0, -0.3, -0.1, -0.03, 0.0, 0.03, 0.1, 0.3, 1.0)
 
 
@@ -31,8 +28,8 @@ def attention_patching(
     trace: Trace,
     target: str | int | None = None,
     etas: Sequence[float | int] = ETAS,
-    heads: Sequence[tuple[int, int]] | int | None = None,
-    position: int = -1,
+    heads: Asked = None,
+    token: int = -1,
 ) -> "xarray.Dataset":
     """The loss when R is added to the weights: A' = A + ηR, after the softmax, not renormalised.
 
@@ -58,49 +55,69 @@ def attention_patching(
     True
     """
     chosen = chosen_heads(trace.view, heads)
-    loss, pulled, wanted, at = backward(model, trace, target, position)
-    slope = torch.zeros(trace.view.layers, trace.view.heads, dtype=torch.promote_types(loss.dtype, torch.float32))
+    loss, pulled, wanted, at = backward(model, trace, target, token)
+    slope = exact(loss.new_zeros(trace.view.layers, trace.view.heads))
     for layer, some in chosen.items():
-        slope[layer, some] = slopes(trace, layer, some, pulled[layer]).to(slope)
-    found = [_patched(model, trace, chosen, pulled, float(eta), wanted, at) for eta in etas]
-    predicted = [float(loss) + float(eta) * float(slope.double().sum()) for eta in etas]
+        slope[layer, some] = kernel(trace.view.blocks[layer], trace.read_by(layer), some, pulled[layer]).to(slope)
     values = {
-        "loss": (("eta",), found),
-        "predicted": (("eta",), predicted),
-        "slope": (("layer", "head"), slope),
+        "loss": [_patched(model, trace, chosen, pulled, float(eta), wanted, at) for eta in etas],
+        "predicted": [float(loss) + float(eta) * float(slope.double().sum()) for eta in etas],
+        "slope": slope,
     }
     coords = {"eta": list(map(float, etas)), "layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    attributes = {"analysis": "patching", "target": wanted, "position": at}
-    return dataset(values, DEFINITIONS, coords, attributes | trace.provenance)
+    settings = {"target": wanted, "token": at, "heads": "all" if heads is None else names_of(chosen)}
+    return ATTENTION_PATCHING.answer(values, coords, settings | trace.provenance)
 
 
 @torch.no_grad()
-def slopes(trace: Trace, layer: int, some: list[int], pulled: Float[Tensor, "n d"]) -> Float[Tensor, " c"]:
+def kernel(heads: Heads, x: Float[Tensor, "n d"], some: list[int], pulled: Float[Tensor, "n d"]) -> Float[Tensor, " c"]:
     """⟨∂L/∂A, R⟩ of some heads of a layer; ∂L/∂A = G g(V)ᵀ."""
-    heads, x = trace.view.blocks[layer], trace.read_by(layer)
     g = at_outputs(heads, x, pulled)
     v = heads.mechanism.value(for_every_head(heads.read(x)[2], heads.count))[0]
-    return torch.stack([(g[head] @ v[head].mT * of_one(trace, layer, head, pulled)).sum() for head in some])
+    return torch.stack([(g[head] @ v[head].mT * one_map(heads, x, head, pulled)).sum() for head in some])
 
 
 @torch.no_grad()
 def _patched(
     model: Model, trace: Trace, chosen: Chosen, pulled: list[Tensor], eta: float, target: int, at: int
 ) -> float:
-    edits = (
-        {} if eta == 0 else {layer: _adding(trace, layer, some, pulled[layer], eta) for layer, some in chosen.items()}
-    )
-    logits = model.run(trace.ids, edit=edits)[at]
-    return float(-logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)[target])
+    layers = {} if eta == 0 else chosen
+    edits = {
+        layer: _adding(trace.view.blocks[layer], trace.read_by(layer), some, pulled[layer], eta)
+        for layer, some in layers.items()
+    }
+    return float(-exact(model.run(trace.ids, edit=edits)[at]).log_softmax(-1)[target])
 
 
-def _adding(trace: Trace, layer: int, some: list[int], pulled: Float[Tensor, "n d"], eta: float) -> LayerEdit:
+def _adding(
+    heads: Heads, x: Float[Tensor, "n d"], some: list[int], pulled: Float[Tensor, "n d"], eta: float
+) -> LayerEdit:
     """R is made again for each run, one head at a time: no map of all heads is ever kept."""
 
     def change(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
         values, new = mechanism.value(for_every_head(v, q.shape[1])), out.clone()
         for head in some:
-            new[:, head] += eta * (of_one(trace, layer, head, pulled).to(values) @ values[:, head])
+            new[:, head] += eta * (one_map(heads, x, head, pulled).to(values) @ values[:, head])
         return new
 
     return change
+
+
+ATTENTION_PATCHING = Analysis(
+    name="attention_patching",
+    question="Is it enough to look where the gradient says, for the model to say this?",
+    ask=attention_patching,
+    needs="model",
+    fields={
+        "loss": Field(
+            ("eta",), "−log p of the target after the token with A + ηR in the place of the weights A", "nats"
+        ),
+        "predicted": Field(
+            ("eta",), "the same to first order: the loss as it is and η times the sum of the slopes", "nats"
+        ),
+        "slope": Field(
+            ("layer", "head"),
+            "⟨∂L/∂A, R⟩ of the head: how fast the loss changes with η; 0 where the head is not patched",
+        ),
+    },
+)

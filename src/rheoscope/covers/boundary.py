@@ -8,38 +8,31 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.fixed_point import Cloud, Map, angles, block, chosen_layers, of_map, orbit
+from rheoscope.covers.fixed_point import Cloud, Map, angles, chosen_layers, layer_map, orbit
+from rheoscope.covers.fixed_point import kernel as of_map
 from rheoscope.covers.reading import provenance
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
-from rheoscope.space.model import Model
+from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.chance import permutations
+from rheoscope.space.model import Model, as_list
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
 
+Points = Float[Tensor, "_ d"]
+"""The cloud of one text; every text may have a length of its own."""
 Places = Int[Tensor, " n"]
 Counted = Int[Tensor, " k"]
-DEFINITIONS = {
-    "change_token": "angle, in radians, between the directions x/‖x‖ of a shared token as the layer reads it in this text and in the "
-    "first one",
-    "change": "mean of the same over the shared tokens after the boundary that are massive in no text",
-    "change_null": "mean angle between two different ones of these tokens in the first text: how far tokens lie apart anyway",
-    "settled_token": "as change_token, after the layer was applied `times` times to the shared tokens, the boundary held where it is",
-    "settled": "mean of the same over the shared tokens after the boundary that are massive in no text",
-    "settled_null": "mean angle between two different ones of these tokens in the first text, after the same",
-    "residual": "‖T(X) − X‖/‖X‖ of the shared tokens after the boundary, X as the layer reads them in this text",
-    "settling": "mean angle by which their directions still turn at each application, the boundary held",
-    "jacobian_norm": "largest singular value of ∂T/∂X between shared tokens, the boundary held, by power iteration from below",
-    "jacobian_radius": "largest |eigenvalue| of the same, by Arnoldi: below 1 the boundary picks one place to settle at",
-}  # fmt: skip
 OF_MAP = ("residual", "settling", "jacobian_norm", "jacobian_radius")
+ORDERS = 64
+"""Random orders that are tried until two differ from the text."""
 
 
 @torch.no_grad()
 def boundary(
     model: Model,
-    texts: Sequence[Any],
+    texts: Any,
     layers: Sequence[int] | None = None,
     times: int = 8,
     iterations: int = 20,
@@ -55,7 +48,8 @@ def boundary(
     the layer's map, T(X) = X + attention + MLP; the shared tokens follow X ← T(X) while the boundary stays at the points that the
     layer reads. Their directions x/‖x‖ are compared with those of the first text, before and after `times` applications.
 
-    **Shapes** `texts`: two or more, strings or lists of token ids, of any lengths; they must share their last token.
+    **Shapes** `texts`: two or more, strings or lists of token ids, of any lengths; they must share their last token. Of one text alone
+    two others are made: the tokens of its first half, all but the very first (a special token in many models), in two other orders.
 
     **Gives** (text, layer): `change`, `settled`, `residual`, `jacobian_norm`, `jacobian_radius`; (text, layer, token): `change_token`,
     `settled_token`; (text, layer, time): `settling`; (layer): `change_null`, `settled_null`. The coordinate `boundary` has the tokens that
@@ -73,18 +67,36 @@ def boundary(
     (['The keys to', 'A dog and'], True)
     """
     chosen = chosen_layers(model.view, layers, times, iterations)
-    if isinstance(texts, str) or len(texts) < 2:
-        raise RheoscopeError("a boundary is compared with another, got one text; type two texts that end alike")
-    traces = [model.trace(text) for text in texts]
+    asked = as_list(texts)
+    traces = [model.trace(text) for text in (asked if len(asked) > 1 else reordered(model.ids(asked[0]), seed))]
     places, before = shared(traces)
     kept = _counted(traces, places, before, keep_massive)
     rows: list[dict[str, Tensor]] = []
     for layer in chosen:
-        rows.append(of_layer(traces, layer, places, kept, times, iterations, seed))
+        maps = [layer_map(trace, layer) for trace in traces]
+        rows.append(kernel(maps, [trace.read_by(layer) for trace in traces], places, kept, times, iterations, seed))
         if progress is not None:
             progress(len(rows), len(chosen))
-    told = {"texts": [trace.text for trace in traces], "iterations": iterations, "times": times, "seed": seed}
-    return _labelled(traces, chosen, places, before, rows, told | {"keep_massive": int(keep_massive)})
+    settings = {"iterations": iterations, "times": times, "seed": seed, "massive": [t.massive() for t in traces]}
+    settings |= {"texts": [trace.text or "".join(trace.tokens) for trace in traces]}
+    attributes = provenance(traces[0], keep_massive, space="raw") | settings
+    return BOUNDARY.answer(_values(rows), _coords(traces, chosen, places, before, times), attributes)
+
+
+def reordered(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " n"]]:
+    """A text, and the same with the tokens of its first half (the very first stays) in two other orders.
+
+    >>> [one.tolist()[3:] for one in reordered(torch.tensor([5, 6, 7, 8]), seed=0)]
+    [[8], [8], [8]]
+    """
+    half = max(1, min(max(3, len(ids) // 2), len(ids) - 1))
+    orders = [torch.cat([ids[:1], ids[1:half][order], ids[half:]]) for order in permutations(half - 1, ORDERS, seed)]
+    others = [one for one in orders if not torch.equal(one, ids)]
+    if not others:
+        raise RheoscopeError(
+            f"the first half of this text of {len(ids)} tokens has no other order; type two texts that end alike, or a longer one"
+        )
+    return [ids, *others[:2]]
 
 
 def shared(traces: Sequence[Trace]) -> tuple[list[Places], int]:
@@ -115,22 +127,27 @@ def _counted(traces: Sequence[Trace], places: list[Places], before: int, keep_ma
     return there.nonzero()[:, 0]
 
 
-def of_layer(
-    traces: Sequence[Trace], layer: int, places: list[Places], kept: Counted, times: int, iterations: int, seed: int
+def kernel(
+    maps: Sequence[Map],
+    points: Sequence[Points],
+    places: Sequence[Places],
+    kept: Counted,
+    times: int,
+    iterations: int,
+    seed: int,
 ) -> dict[str, Tensor]:
-    """All numbers of one layer, a row a text."""
+    """All numbers of one layer, a row a text: its map, the points that it reads, and the places of the shared tokens there."""
     rows, ways = [], []
-    for trace, at in zip(traces, places, strict=True):
-        x = trace.read_by(layer)
-        T = held(block(trace.view, trace, layer), x, at)
-        found = of_map(T, x[at], kept, times, iterations, torch.Generator().manual_seed(seed))
+    for T, x, at in zip(maps, points, places, strict=True):
+        inner = held(T, x, at)
+        found = of_map(inner, x[at], kept, times, iterations, torch.Generator().manual_seed(seed))
         rows.append({name: found[name] for name in OF_MAP})
-        ways.append(orbit(T, x[at], times)[[0, -1]])
-    moved = torch.stack([angles(way, ways[0]) for way in ways])
+        ways.append(orbit(inner, x[at], times)[[0, -1]])
+    turned = torch.stack([angles(way, ways[0]) for way in ways])
     tables = {name: torch.stack([row[name] for row in rows]) for name in OF_MAP}
     for end, name in enumerate(("change", "settled")):
-        tables[f"{name}_token"] = moved[:, end]
-        tables[name] = moved[:, end, kept].mean(-1)
+        tables[f"{name}_token"] = turned[:, end]
+        tables[name] = turned[:, end, kept].mean(-1)
         tables[f"{name}_null"] = _between(ways[0][end, kept])
     return tables
 
@@ -146,29 +163,79 @@ def _between(directions: Cloud) -> Float[Tensor, ""]:
     return angles(directions[first], directions[second]).mean()
 
 
-def _labelled(
-    traces: Sequence[Trace],
-    layers: list[int],
-    places: list[Places],
-    before: int,
-    rows: list[dict[str, Tensor]],
-    told: dict[str, Any],
-) -> "xarray.Dataset":
-    dims: dict[str, tuple[str, ...]] = dict.fromkeys(DEFINITIONS, ("text", "layer"))
-    dims |= dict.fromkeys(("change_token", "settled_token"), ("text", "layer", "token"))
-    dims |= {"settling": ("text", "layer", "time"), "change_null": ("layer",), "settled_null": ("layer",)}
-    values = {
-        name: (dims[name], torch.stack([row[name] for row in rows], 0 if dims[name][0] == "layer" else 1))
-        for name in DEFINITIONS
-    }
+def _values(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Layers side by side, behind the texts where there are texts."""
+    fields = BOUNDARY.fields
+    return {name: torch.stack([row[name] for row in rows], fields[name].dims.index("layer")) for name in rows[0]}
+
+
+def _coords(
+    traces: Sequence[Trace], layers: list[int], places: list[Places], before: int, times: int
+) -> dict[str, Any]:
     differ = ["".join(t.tokens[before : len(t) - len(at) + before]) for t, at in zip(traces, places, strict=True)]
-    coords = {
+    return {
         "text": range(len(traces)),
         "boundary": ("text", [one.strip() for one in differ]),
         "layer": layers,
         "token": places[0].tolist(),
         "after": ("token", [at >= before for at in range(len(places[0]))]),
-        "time": range(1, rows[0]["settling"].shape[-1] + 1),
+        "time": range(1, times + 1),
     }
-    attributes = provenance(traces[0], bool(told["keep_massive"]), analysis="boundary", space="raw")
-    return dataset(values, DEFINITIONS, coords, attributes | {"massive": [t.massive() for t in traces]} | told)
+
+
+OF_TEXT = ("text", "layer")
+BOUNDARY = Analysis(
+    name="boundary",
+    question="After other first words, are the same tokens read elsewhere, and would they settle elsewhere?",
+    ask=boundary,
+    needs="model",
+    fields={
+        "change": Field(
+            OF_TEXT,
+            "mean of change_token over the shared tokens after the boundary that are massive in no text",
+            "radians",
+            null="change_null",
+        ),
+        "change_token": Field(
+            (*OF_TEXT, "token"),
+            "angle between the directions x/‖x‖ of a shared token as the layer reads it in this text and in the first one",
+            "radians",
+        ),
+        "change_null": Field(
+            ("layer",),
+            "mean angle between two different ones of these tokens in the first text: how far tokens lie apart anyway",
+            "radians",
+        ),
+        "settled": Field(
+            OF_TEXT,
+            "mean of settled_token over the shared tokens after the boundary that are massive in no text",
+            "radians",
+            null="settled_null",
+        ),
+        "settled_token": Field(
+            (*OF_TEXT, "token"),
+            "as change_token, after the layer was applied `times` times to the shared tokens, the boundary held where it is",
+            "radians",
+        ),
+        "settled_null": Field(
+            ("layer",),
+            "mean angle between two different ones of these tokens in the first text, after the same",
+            "radians",
+        ),
+        "residual": Field(
+            OF_TEXT, "‖T(X) − X‖/‖X‖ of the shared tokens after the boundary, X as the layer reads them in this text"
+        ),
+        "settling": Field(
+            (*OF_TEXT, "time"),
+            "mean angle by which their directions still turn at each application, the boundary held",
+            "radians",
+        ),
+        "jacobian_norm": Field(
+            OF_TEXT,
+            "largest singular value of ∂T/∂X between shared tokens, the boundary held, by power iteration from below",
+        ),
+        "jacobian_radius": Field(
+            OF_TEXT, "largest |eigenvalue| of the same, by Arnoldi: below 1 the boundary picks one place to settle at"
+        ),
+    },
+)

@@ -1,6 +1,7 @@
 """Do later layers heal a change? The deviation of the stream after an edit, layer by layer, against noise of the same size."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,42 +9,35 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from rheoscope.covers import operation
-from rheoscope.covers.against import Against
-from rheoscope.covers.bootstrap import RESAMPLES, ends, redrawn, resampled
+from rheoscope.covers.chosen_heads import Asked, Chosen
 from rheoscope.covers.operation import Operation, live, plans
-from rheoscope.covers.pieces import Batch, batches, losses, pieces
+from rheoscope.covers.pieces import Batch, Progress, losses, measured, pieces
 from rheoscope.covers.reversed_attention import written_at
-from rheoscope.covers.surgery import Asked, attributes, checked
+from rheoscope.covers.surgery import changed_attributes, default_form, predicting_heads
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
+from rheoscope.space.analysis import Analysis, Field, with_interval
+from rheoscope.space.chance import RESAMPLES, bootstrap, bootstrap_means, percentiles
 from rheoscope.space.model import Edits, Hook, Model
 from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
 Cloud = Float[Tensor, "b n d"]
-DEFINITIONS = {
-    "deviation": "‖x'_i − x_i‖ / ‖x_i‖ at a step, mean over tokens that are not massive: x' under the change, x of the model as it is",
-    "remaining": "deviation over that at the first step, where attention of the changed layer has written",
-    "direction": "cosine of x'_i − x_i with the same at the first step, mean over tokens that are not massive and that moved there",
-    "healed_less": "remaining of the edit less that of each change, over the same texts: above 0 later layers undo the noise more",
-    "cost": "loss under the change less that of the model as it is, in nats per token",
-} | {
-    f"{name}_{end}": f"{'lower' if end == 'low' else 'upper'} end of the 95 % bootstrap interval of {name} over texts"
-    for name in ("remaining", "healed_less", "cost")
-    for end in ("low", "high")
-}
+Followed = tuple[list[str], Float[Tensor, "change field"]]
+"""Of one piece: the steps that were looked at, and its sums over tokens under every change."""
 
 
 def decay(
     model: Model,
     text: Any,
-    heads: Asked,
+    heads: Asked = None,
     M: str | None = None,
     F: str | None = None,
     draws: int = 1,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> "xarray.Dataset":
     """What later layers make of a change in one layer: does the deviation die out, faster or slower than noise of its size?
 
@@ -53,34 +47,44 @@ def decay(
     first. Noise is added to the stream where attention of that layer has written, with the length that the edit has there, token by
     token: `isotropic` in random directions of E, `exchanged` in those in which the edit moves another token of the text.
 
-    **Shapes** as in `surgery`; all heads in one layer: `heads=5`, or `[(5, 1), (5, 2)]`.
+    **Shapes** as in `surgery`; all heads in one layer: [(5, 1), (5, 2)], `model.view.heads_in(5)`, or None for all of the first layer.
+    With neither M nor F, M is made symmetric. `draws=0` leaves the noise out.
 
     **Gives** (change, step): `deviation`, `remaining`, `direction`, `healed_less`; (change): `cost`; bootstrap intervals over texts of
     `remaining`, `healed_less` and `cost` (NaN for fewer than five).
 
     **Laws** at the first step every change has the same deviation; layers that write nothing leave `remaining` and `direction` at 1;
-    equal to the points of `operated` less those of the model; the model is as before on exit; no gauge moves any number.
+    equal to the points of `trace_under` less those of the model; the model is as before on exit; no gauge moves any number.
 
-    **Siblings** `surgery` says what the change costs; `kept` follows the geometry of the cloud, this its displacement.
+    **Siblings** `surgery` says what the change costs; `geometry_kept` follows the geometry of the cloud, this its displacement.
 
     >>> import rheoscope as rs
-    >>> found = rs.decay(rs.load(), "The keys to the cabinet are on the table", heads=2, M="symmetric")
+    >>> found = rs.decay(rs.load(), "The keys to the cabinet are on the table", heads=[(2, 1)], M="symmetric")
     >>> found.remaining.dims, bool((found.remaining[:, 0] == 1).all())
     (('change', 'step'), True)
     """
-    chosen, cut = checked(model.view, heads), pieces(model, text)
+    if draws < 0:
+        raise RheoscopeError(f"noise is drawn 0 times or more, got draws={draws}; type draws=1")
+    M, chosen, cut = default_form(M, F), _of_one_layer(model.view, heads), pieces(model, text)
+    (edit,) = (operation.edit(plan, Generator()) for plan in plans(model.view, chosen, M, F))
+    noises = list(NOISE) if draws else []
+    follow = partial(_followed, model, edit=edit, noises=noises, draws=draws, generator=Generator().manual_seed(seed))
+    rows = measured(model, cut, follow, progress)
+    values = kernel(torch.stack([row for _, row in rows], -1), [len(one) - 1 for one in cut], seed)
+    coords = {"change": ["edit", *noises], "step": rows[0][0]}
+    settings = {"draws": draws, "seed": seed, "bootstrap": f"{RESAMPLES} draws of texts"}
+    return DECAY.answer(values, coords, changed_attributes(model.view, heads, chosen, M, F) | settings)
+
+
+def _of_one_layer(view: View, heads: Asked) -> Chosen:
+    """The heads asked for, all of one layer; unless said those of the first."""
+    chosen = predicting_heads(view, view.heads_in(0) if heads is None else heads)
     if len(chosen) > 1:
         raise RheoscopeError(
-            f"decay follows a change of one layer, got {len(chosen)} layers; type heads=5 or heads=[(5, 1)]"
+            f"decay follows a change of one layer, got heads of {len(chosen)} layers; type heads=[(5, 1)], or "
+            "heads=model.view.heads_in(5)"
         )
-    told = attributes(model.view, "decay", heads, M, F, Against((), draws, seed))
-    (edit,) = (operation.edit(plan, Generator()) for plan in plans(model.view, chosen, M, F))
-    generator, rows = Generator().manual_seed(seed), dict[int, Any]()
-    for batch in batches(model, cut):
-        rows |= _followed(model, batch, edit, draws, generator)
-        steps = after(batch.traces[0], edit.layer)
-    ordered = torch.stack([rows[at] for at in range(len(cut))], -1)
-    return _dataset(ordered, steps, [len(one) - 1 for one in cut], seed, told)
+    return chosen
 
 
 def after(trace: Trace, layer: int) -> list[str]:
@@ -119,9 +123,9 @@ NOISE: dict[str, Callable[[Cloud, Generator], Cloud]] = {"isotropic": isotropic,
 
 @torch.no_grad()
 def _followed(
-    model: Model, batch: Batch, edit: Operation, draws: int, generator: Generator
-) -> dict[int, Float[Tensor, "change field"]]:
-    """Number of a piece → what `_measured` says and the cost, summed over tokens, of the edit and of the mean of every noise."""
+    model: Model, batch: Batch, edit: Operation, noises: list[str], draws: int, generator: Generator
+) -> dict[int, Followed]:
+    """Number of a piece → its steps, and what `_deviations` says and the cost, summed over tokens, of the edit and of the mean of every noise."""
     steps = after(batch.traces[0], edit.layer)
     plain = {step: torch.stack([trace.at(step) for trace in batch.traces]) for step in steps}
     given = model.passed(batch.ids)[: edit.layer]
@@ -131,15 +135,15 @@ def _followed(
         looking = {step: _then(hooks.get(step), _leaving(moved, step, plain[step])) for step in steps}
         logits = model.run_batch(batch.ids, edits, hooks | looking, given)
         cost = (losses(logits, batch.ids) - batch.before).sum(-1, keepdim=True)
-        return moved, torch.cat([*_measured(plain, moved, batch.kept), cost], -1)
+        return moved, torch.cat([*_deviations(plain, moved, batch.kept), cost], -1)
 
     moved, told = run(*live(batch.traces[0], batch.kept, [edit]))
     found = [told]
-    for noise in NOISE.values():
-        these = [noise(moved[steps[0]], generator) for _ in range(draws)]
+    for name in noises:
+        these = [NOISE[name](moved[steps[0]], generator) for _ in range(draws)]
         found.append(torch.stack([run({}, {steps[0]: _adding(one)})[1] for one in these]).mean(0))
     rows = torch.stack(found, 1).cpu().double()
-    return {piece: rows[at] for at, piece in enumerate(batch.which)}
+    return {piece: (steps, rows[at]) for at, piece in enumerate(batch.which)}
 
 
 def _leaving(moved: dict[str, Cloud], step: str, plain: Cloud) -> Hook:
@@ -158,7 +162,7 @@ def _then(first: Hook | None, second: Hook) -> Hook:
     return second if first is None else lambda x: second(first(x))
 
 
-def _measured(plain: dict[str, Cloud], moved: dict[str, Cloud], kept: Bool[Tensor, "b n"]) -> list[Tensor]:
+def _deviations(plain: dict[str, Cloud], moved: dict[str, Cloud], kept: Bool[Tensor, "b n"]) -> list[Tensor]:
     """Of every text, summed over tokens: deviations (b, step), directions (b, step); and how many tokens, of each of the two (b, 1)."""
     start = next(iter(moved.values()))
     there = kept & (start.norm(dim=-1) > 0)
@@ -168,27 +172,53 @@ def _measured(plain: dict[str, Cloud], moved: dict[str, Cloud], kept: Bool[Tenso
     return [torch.stack(deviations, -1), torch.stack(directions, -1), *counts]
 
 
-def _dataset(
-    rows: Float[Tensor, "change field text"], steps: list[str], lengths: list[int], seed: int, told: dict[str, Any]
-) -> "xarray.Dataset":
-    deviation, direction, tokens, moving, cost = rows.split([len(steps), len(steps), 1, 1, 1], 1)
+def kernel(rows: Float[Tensor, "change field text"], lengths: list[int], seed: int) -> dict[str, Tensor]:
+    """Means over texts with their intervals, from what `_followed` gives of every text and the texts' predicted tokens."""
+    steps = (rows.shape[1] - 3) // 2
+    deviation, direction, tokens, moving, cost = rows.split([steps, steps, 1, 1, 1], 1)
     sizes = tokens[0, 0].long().tolist()
-    again = redrawn(deviation, sizes, Generator().manual_seed(seed))
-    mean = deviation.sum(-1) / sum(sizes)
-    values: dict[str, tuple[tuple[str, ...], Any]] = {
-        "deviation": (("change", "step"), mean),
-        "direction": (("change", "step"), direction.sum(-1) / moving.sum(-1)),
-        "cost": (("change",), cost[:, 0].sum(-1) / sum(lengths)),
-    }
+    again, mean = bootstrap_means(deviation, sizes, Generator().manual_seed(seed)), deviation.sum(-1) / sum(sizes)
     remaining, remaining_again = mean / mean[:, :1], again / again[:, :1]
-    values["remaining"] = ("change", "step"), remaining
-    values["healed_less"] = ("change", "step"), remaining[:1] - remaining
+    values = {
+        "deviation": mean,
+        "direction": direction.sum(-1) / moving.sum(-1),
+        "remaining": remaining,
+        "healed_less": remaining[:1] - remaining,
+        "cost": cost[:, 0].sum(-1) / sum(lengths),
+    }
     intervals = {
-        "remaining": ends(remaining_again),
-        "healed_less": ends(remaining_again[:1] - remaining_again),
-        "cost": resampled(cost[:, 0], lengths, Generator().manual_seed(seed)),
+        "remaining": percentiles(remaining_again),
+        "healed_less": percentiles(remaining_again[:1] - remaining_again),
+        "cost": bootstrap(cost[:, 0], lengths, Generator().manual_seed(seed)),
     }
     for name, (low, high) in intervals.items():
-        values |= {f"{name}_low": (values[name][0], low), f"{name}_high": (values[name][0], high)}
-    told |= {"bootstrap": f"{RESAMPLES} draws of texts"}
-    return dataset(values, DEFINITIONS, {"change": ["edit", *NOISE], "step": steps}, told)
+        values |= {f"{name}_low": low, f"{name}_high": high}
+    return values
+
+
+STEPS = ("change", "step")
+REMAINING = Field(STEPS, "deviation over that at the first step, where attention of the changed layer has written")
+HEALED_LESS = Field(
+    STEPS,
+    "remaining of the edit less that of each change, over the same texts: above 0 later layers undo the noise more",
+)
+COST = Field(("change",), "loss under the change less that of the model as it is, per token", "nats")
+DECAY = Analysis(
+    name="decay",
+    question="Do later layers undo a change of one layer, more or less than noise of its size?",
+    ask=decay,
+    needs="model",
+    fields={
+        "deviation": Field(
+            STEPS,
+            "‖x'_i − x_i‖ / ‖x_i‖ at a step, mean over tokens that are not massive: x' under the change, x of the model as it is",
+        ),
+        "direction": Field(
+            STEPS,
+            "cosine of x'_i − x_i with the same at the first step, mean over tokens that are not massive and that moved there",
+        ),
+    }
+    | with_interval("remaining", REMAINING)
+    | with_interval("healed_less", HEALED_LESS)
+    | with_interval("cost", COST),
+)

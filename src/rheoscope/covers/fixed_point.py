@@ -10,8 +10,8 @@ from torch import Tensor
 from rheoscope.attention.definition import reference
 from rheoscope.covers.reading import provenance, tokens
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.dataset import dataset
-from rheoscope.space.model import Model
+from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
 Cloud = Float[Tensor, "n d"]
 Map = Callable[[Tensor], Tensor]
-
-DEFINITIONS = {
-    "residual": "‖T(X) − X‖/‖X‖ of the layer's map T on the tokens that are not massive: 0 at a fixed point",
-    "residual_token": "‖T(x) − x‖/‖x‖ of every token",
-    "settling": "mean angle, in radians, by which the directions x/‖x‖ still turn when the layer is applied once more",
-    "jacobian_norm": "largest singular value of ∂T/∂X (all tokens together), by power iteration: the most a small change can grow",
-    "jacobian_radius": "largest |eigenvalue| of ∂T/∂X, by Arnoldi: below 1 the layer, applied for ever, would settle",
-    "boundary": "share of the squared Jacobian of the last token's new place that lies in other tokens: its dependence on the prompt "
-    "(by probes drawn in the basis of E, which move it within their error)",
-}
 
 
 @torch.no_grad()
@@ -66,21 +56,18 @@ def fixed_point(
     >>> bool((found.jacobian_radius <= found.jacobian_norm).all())
     True
     """
-    view, generator = model.view, torch.Generator().manual_seed(seed)
-    chosen = chosen_layers(view, layers, times, iterations)
+    check_made_by(model, trace)
+    chosen, generator = chosen_layers(trace.view, layers, times, iterations), torch.Generator().manual_seed(seed)
     kept, rows = tokens(trace, keep_massive), []
     for layer in chosen:
-        T, x = block(view, trace, layer), trace.read_by(layer)
-        rows.append(of_map(T, x, kept, times, iterations, generator))
+        rows.append(kernel(layer_map(trace, layer), trace.read_by(layer), kept, times, iterations, generator))
         if progress is not None:
             progress(len(rows), len(chosen))
-    dims: dict[str, tuple[str, ...]] = dict.fromkeys(DEFINITIONS, ("layer",))
-    dims |= {"residual_token": ("layer", "token"), "settling": ("layer", "time")}
-    values = {name: (dims[name], torch.stack([row[name] for row in rows])) for name in DEFINITIONS}
+    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     words = [trace.tokens[at] for at in kept.tolist()]
     coords = {"layer": chosen, "token": kept.tolist(), "word": ("token", words), "time": range(1, times + 1)}
-    told = {"iterations": iterations, "seed": seed, "space": "raw"}
-    return dataset(values, DEFINITIONS, coords, provenance(trace, keep_massive, analysis="fixed_point") | told)
+    settings = {"times": times, "iterations": iterations, "seed": seed, "space": "raw"}
+    return FIXED_POINT.answer(values, coords, provenance(trace, keep_massive) | settings)
 
 
 def chosen_layers(view: View, layers: Sequence[int] | None, times: int, iterations: int) -> list[int]:
@@ -94,9 +81,9 @@ def chosen_layers(view: View, layers: Sequence[int] | None, times: int, iteratio
     return chosen
 
 
-def block(view: View, trace: Trace, layer: int) -> Map:
+def layer_map(trace: Trace, layer: int) -> Map:
     """The map T of a layer, from its heads and its MLP; refused where it is not the model's own."""
-    heads, mlp = view.heads_of(layer), view.mlps[layer]
+    heads, mlp = trace.view.heads_of(layer), trace.view.mlps[layer]
     W_O, b_O = heads.W_O.detach(), None if heads.b_O is None else heads.b_O.detach()  # a function of the cloud alone
     parallel = trace.steps[trace.middle[layer]] in trace.not_read
 
@@ -117,7 +104,7 @@ def block(view: View, trace: Trace, layer: int) -> Map:
     return T
 
 
-def of_map(
+def kernel(
     T: Map, x: Cloud, kept: Tensor, times: int, iterations: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """All numbers of one map at one cloud."""
@@ -132,7 +119,7 @@ def of_map(
         "settling": settling(orbit(T, x, times), kept),
         "jacobian_norm": norm(forward, back, start, iterations),
         "jacobian_radius": radius(forward, start, iterations),
-        "boundary": boundary(back, x, generator),
+        "boundary": from_others(back, x, generator),
     }
 
 
@@ -200,7 +187,7 @@ def radius(forward: Map, v: Cloud, iterations: int) -> Float[Tensor, ""]:
     return torch.linalg.eigvals(H[:-1]).abs().amax()
 
 
-def boundary(back: Map, x: Cloud, generator: torch.Generator, probes: int = 8) -> Float[Tensor, ""]:
+def from_others(back: Map, x: Cloud, generator: torch.Generator, probes: int = 8) -> Float[Tensor, ""]:
     """‖∂T_last/∂X_others‖² / ‖∂T_last/∂X‖², by random probes of the last token's new place."""
     own, whole = x.new_zeros((), dtype=torch.float64), x.new_zeros((), dtype=torch.float64)
     for _ in range(probes):
@@ -209,3 +196,35 @@ def boundary(back: Map, x: Cloud, generator: torch.Generator, probes: int = 8) -
         pulled = back(probe).double()
         own, whole = own + pulled[-1].square().sum(), whole + pulled.square().sum()
     return 1 - own / whole
+
+
+FIXED_POINT = Analysis(
+    name="fixed_point",
+    question="Does a layer leave the tokens nearly in place, and would they settle if it were applied again and again?",
+    ask=fixed_point,
+    needs="model",
+    fields={
+        "residual": Field(
+            ("layer",), "‖T(X) − X‖/‖X‖ of the layer's map T on the tokens that are not massive: 0 at a fixed point"
+        ),
+        "residual_token": Field(("layer", "token"), "‖T(x) − x‖/‖x‖ of every token"),
+        "settling": Field(
+            ("layer", "time"),
+            "mean angle by which the directions x/‖x‖ still turn when the layer is applied once more",
+            "radians",
+        ),
+        "jacobian_norm": Field(
+            ("layer",),
+            "largest singular value of ∂T/∂X (all tokens together), by power iteration: the most a small change can grow",
+        ),
+        "jacobian_radius": Field(
+            ("layer",), "largest |eigenvalue| of ∂T/∂X, by Arnoldi: below 1 the layer, applied for ever, would settle"
+        ),
+        "boundary": Field(
+            ("layer",),
+            "share of the squared Jacobian of the last token's new place that lies in other tokens: its dependence on the prompt, by "
+            "random probes",
+            basis=True,
+        ),
+    },
+)

@@ -4,7 +4,7 @@ The change of M becomes further columns of queries and keys (`space/form.py`), t
 added where attention writes. Weights are never touched.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,18 +14,18 @@ from torch import Generator, Tensor
 
 from rheoscope.attention.definition import for_every_head
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.covers.chosen_heads import Chosen
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
 from rheoscope.covers.reversed_attention import written_at
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.chance import rotations
 from rheoscope.space.form import Columns, Form, columns, less, own_form, with_columns
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Hook, LayerEdit
 from rheoscope.space.operator import Factored
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
-
-Chosen = dict[int, list[int]]
-"""Layer → heads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,21 +43,6 @@ class Operation:
     centred_form: bool = True
     centred_content: bool = True
     like: "Operation | None" = None
-
-
-def chosen_heads(view: View, heads: Sequence[tuple[int, int]] | int | None) -> Chosen:
-    """Heads as they are asked for: some of them, a whole layer, or (None) everywhere."""
-    if heads is None:
-        return {layer: list(range(block.count)) for layer, block in enumerate(view.blocks)}
-    if isinstance(heads, int):
-        return {heads: list(range(view.heads_of(heads).count))}
-    found: Chosen = {}
-    for layer, head in heads:
-        view.heads_of(layer, head)
-        found.setdefault(layer, []).append(head)
-    if not found:
-        raise RheoscopeError("no head to change; type heads=[(5, 1)], a layer, or None for all heads")
-    return {layer: sorted(set(found[layer])) for layer in sorted(found)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +123,7 @@ def _turned_content(F: Factored, generator: Generator) -> Factored:
 
 
 def _rotation(like: Float[Tensor, "h d r"], generator: Generator) -> Float[Tensor, "d d"]:
-    """An orthogonal map of E drawn evenly, and of nothing else, so that no gauge moves it."""
-    Q, R = torch.linalg.qr(torch.randn(like.shape[-2], like.shape[-2], generator=generator).to(like.dtype))
-    return (Q * R.diagonal().sign()).to(like.device)
+    return rotations(1, like.shape[-2], generator, like.dtype)[0].to(like.device)
 
 
 # While the model runs
@@ -194,7 +177,7 @@ def _editing(one: Operation, kept: Bool[Tensor, "*b n"], read: list[Tensor], add
 
     def change(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
         x = read.pop().reshape(len(q), q.shape[-2], -1)
-        hat = one.heads.norm.hat(x.to(torch.promote_types(x.dtype, torch.float32)))
+        hat = one.heads.norm.hat(exact(x))
         centred, width, new = hat - _mean(hat, kept), v.shape[-1], out
         k, v = for_every_head(k, q.shape[1])[:, one.chosen], for_every_head(v, q.shape[1])[:, one.chosen]
         mechanism, q = mechanism.of_heads(one.chosen), q[:, one.chosen]

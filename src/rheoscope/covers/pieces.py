@@ -1,8 +1,7 @@
 """Texts as pieces that a model reads side by side: what they are before anything is changed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -10,12 +9,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Model
+from rheoscope.space.model import Model, as_list
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
 Piece = Int[Tensor, " _"]
 """Token ids; every piece may have a length of its own."""
+Progress = Callable[[int, int], None]
+"""Told how much of how much is done."""
 ROOM = 1 << 28
 """Logits held at once on an accelerator: 1 GiB in float32."""
 ROOM_ON_CPU = 1 << 25
@@ -26,14 +28,13 @@ def pieces(model: Model, text: Any, window: int = 512) -> list[Piece]:
     """A text, or a list of texts, as ids cut into pieces of at most `window` tokens, each long enough to predict one.
 
     >>> import rheoscope as rs
-    >>> [len(one) for one in rs.pieces(rs.load(), list(range(10)), window=4)]
+    >>> [len(one) for one in pieces(rs.load(), list(range(10)), window=4)]
     [4, 4, 2]
     """
     if window < 2:
         raise RheoscopeError(f"a window has at least 2 tokens, got {window}; type window=512")
-    many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
     longest = min(window, model.view.context or window)
-    cut = [piece for one in (text if many else [text]) for piece in _ids(model, one).split(longest)]
+    cut = [piece for one in as_list(text) for piece in _ids(model, one).split(longest)]
     found = [piece for piece in cut if len(piece) > 1]
     if not found:
         raise RheoscopeError("a loss needs at least 2 tokens; type a longer text")
@@ -71,6 +72,18 @@ def batches(model: Model, cut: list[Piece]) -> Iterator[Batch]:
             yield opened(model, cut, which[first : first + most])
 
 
+def measured(
+    model: Model, cut: list[Piece], measure: Callable[[Batch], dict[int, Any]], progress: Progress | None
+) -> list[Any]:
+    """What is measured of every piece (by its number), batch after batch, in the order of the pieces."""
+    found: dict[int, Any] = {}
+    for batch in batches(model, cut):
+        found |= measure(batch)
+        if progress is not None:
+            progress(len(found), len(cut))
+    return [found[at] for at in range(len(cut))]
+
+
 def most_texts(model: Model, length: int) -> int:
     """How many texts of a length there is room for at once."""
     room = ROOM_ON_CPU if model.view.embed.device.type == "cpu" else ROOM
@@ -95,15 +108,13 @@ def kept_tokens(trace: Trace) -> Bool[Tensor, " n"]:
 
 def losses(logits: Float[Tensor, "*b n vocabulary"], ids: Int[Tensor, "*b n"]) -> Float[Tensor, "*b m"]:
     """−log p of every next token, in float32 or better."""
-    exact, said = torch.promote_types(logits.dtype, torch.float32), ids[..., 1:].to(logits.device)
-    rows = logits[..., :-1, :].to(exact).reshape(-1, logits.shape[-1])
-    return torch.nn.functional.cross_entropy(rows, said.reshape(-1), reduction="none").reshape(said.shape)
+    rows, next_ids = exact(logits[..., :-1, :]).reshape(-1, logits.shape[-1]), ids[..., 1:].to(logits.device)
+    return torch.nn.functional.cross_entropy(rows, next_ids.reshape(-1), reduction="none").reshape(next_ids.shape)
 
 
 def divergence(
     before: Float[Tensor, "*b n vocabulary"], after: Float[Tensor, "*b n vocabulary"]
 ) -> Float[Tensor, "*b"]:
     """Mean over tokens of KL(before ‖ after)."""
-    exact = torch.promote_types(before.dtype, torch.float32)
-    p, q = (x.to(exact).log_softmax(-1) for x in (before, after))
+    p, q = (exact(x).log_softmax(-1) for x in (before, after))
     return torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean(-1)

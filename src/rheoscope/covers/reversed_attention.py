@@ -9,10 +9,10 @@ from torch import Tensor
 
 from rheoscope.attention.gradient import reversed_scores
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import checked, end_of
-from rheoscope.space.dataset import dataset
 from rheoscope.space.head import Heads, of_head
-from rheoscope.space.model import Model
+from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.prediction import predictions
 from rheoscope.space.pullback import adds_up, pulled_back
 from rheoscope.space.share import exact
@@ -22,26 +22,19 @@ from rheoscope.space.trace import Trace
 if TYPE_CHECKING:
     import xarray
 
-DEFINITIONS = {
-    "norm": "‖R‖: how strongly the loss pulls at the scores of the head, over all pairs of tokens",
-    "rank": "place of the head when all are ordered by ‖R‖, 1 the strongest",
-    "received": "Σ_i |R_ij| of the head: how strongly the loss pulls at what tokens look at token j",
-    "loss": "−log p of the target at the position, in nats",
-}
-
 
 def reversed_attention(
-    model: Model, trace: Trace, target: str | int | None = None, position: int = -1
+    model: Model, trace: Trace, target: str | int | None = None, token: int = -1
 ) -> "xarray.Dataset":
-    """R = ∂L/∂S of every head: the gradient of the scores (reversed attention), L = −log p(target) at a position.
+    """R = ∂L/∂S of every head: the gradient of the scores (reversed attention), L = −log p(target) after a token.
 
     **Answers** "which heads would have to look elsewhere for the model to say this, and at what?"
 
     **Formula** G = ∂L/∂O, D = GVᵀ, R = A ∘ (D − rowsum(A ∘ D)) under softmax; other normalisers by their own derivative. R_ij > 0:
     a lower score of j would lower the loss.
 
-    **Shapes** `target` is a token as text or as an id (default: what the model finds likeliest), `position` counts tokens
-    from 0, from the end where negative.
+    **Shapes** `target` is a token as text or as an id (default: what the model finds likeliest), `token` the place
+    after which it is said, counted from 0, from the end where negative.
 
     **Gives** (layer, head): `norm`, `rank`; (layer, head, token): `received`; `loss`. One map: `reversed_map`. No map is kept: one
     head's is made at a time.
@@ -58,27 +51,25 @@ def reversed_attention(
     >>> found.norm.shape == (model.view.layers, model.view.heads)
     True
     """
-    loss, pulled, wanted, at = backward(model, trace, target, position)
-    norms, received = [], []
-    for layer in range(trace.view.layers):
-        told = [(r.norm(), r.abs().sum(-2)) for r in maps(trace, layer, pulled[layer])]
-        norms.append(torch.stack([norm for norm, _ in told]))
-        received.append(torch.stack([column for _, column in told]))
-    norm = torch.stack(norms)
+    loss, pulled, wanted, at = backward(model, trace, target, token)
+    layers = [kernel(heads, trace.read_by(at), pulled[at]) for at, heads in enumerate(trace.view.blocks)]
+    norm, received = (torch.stack(both) for both in zip(*layers, strict=True))
     rank = norm.flatten().argsort(descending=True).argsort().reshape(norm.shape) + 1
-    values: dict[str, tuple[tuple[str, ...], Tensor]] = {
-        "norm": (("layer", "head"), norm),
-        "rank": (("layer", "head"), rank),
-        "received": (("layer", "head", "token"), torch.stack(received)),
-        "loss": ((), loss),
-    }
-    attributes = {"analysis": "reversed_attention", "target": wanted, "position": at}
+    values = {"norm": norm, "rank": rank, "received": received, "loss": loss}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads), "token": range(len(trace))}
-    return dataset(values, DEFINITIONS, coords, attributes | trace.provenance)
+    return REVERSED_ATTENTION.answer(values, coords, {"target": wanted, "token": at} | trace.provenance)
+
+
+def kernel(
+    heads: Heads, x: Float[Tensor, "n d"], pulled: Float[Tensor, "n d"]
+) -> tuple[Float[Tensor, " h"], Float[Tensor, "h n"]]:
+    """‖R‖ and Σ_i |R_ij| of every head of a layer, from the gradient of what its attention wrote."""
+    found = [(R.norm(), R.abs().sum(-2)) for R in maps(heads, x, pulled)]
+    return torch.stack([norm for norm, _ in found]), torch.stack([received for _, received in found])
 
 
 def reversed_map(
-    model: Model, trace: Trace, layer: int, head: int, target: str | int | None = None, position: int = -1
+    model: Model, trace: Trace, layer: int, head: int, target: str | int | None = None, token: int = -1
 ) -> Float[Tensor, "n n"]:
     """R of one head, row = query: how the loss wants each of its scores to change (see `reversed_attention`).
 
@@ -89,18 +80,19 @@ def reversed_map(
     True
     """
     trace.view.heads_of(layer, head)
-    pulled = backward(model, trace, target, position)[1]
-    return of_one(trace, layer, head, pulled[layer])
+    pulled = backward(model, trace, target, token)[1]
+    return one_map(trace.view.blocks[layer], trace.read_by(layer), head, pulled[layer])
 
 
 def backward(
-    model: Model, trace: Trace, target: str | int | None, position: int
+    model: Model, trace: Trace, target: str | int | None, token: int
 ) -> tuple[Tensor, list[Float[Tensor, "n d"]], int, int]:
-    """The loss and its gradient by what attention wrote, layer by layer, from one backward pass; target and position as numbers.
+    """The loss and its gradient by what attention wrote, layer by layer, from one backward pass; target and token as numbers.
 
     Where the stream is a sum its points are all that is needed; else the model itself runs with gradients.
     """
-    at = checked([position], len(trace))[0]
+    check_made_by(model, trace)
+    (at,) = checked([token], len(trace))
     jumping = [layer for layer, heads in enumerate(trace.view.blocks) if not heads.mechanism.domain.differentiable]
     if jumping:
         raise RheoscopeError(
@@ -143,7 +135,7 @@ def target_id(model: Model, target: str | int) -> int:
     return ids[0]
 
 
-def spelled(model: Any, text: str) -> list[int]:
+def spelled(model: Model, text: str) -> list[int]:
     """The ids of a text as it stands inside another: without what the tokenizer puts at the start."""
     alone, twice = (model.ids(one).tolist() for one in (text, text + text))
     for length in range(1, len(alone) + 1):
@@ -152,18 +144,15 @@ def spelled(model: Any, text: str) -> list[int]:
     return alone
 
 
-def of_one(trace: Trace, layer: int, head: int, pulled: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+@torch.no_grad()
+def one_map(heads: Heads, x: Float[Tensor, "n d"], head: int, pulled: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     """R of one head from the gradient of what its layer's attention wrote."""
-    heads = trace.view.heads_of(layer)
-    x = trace.read_by(layer)
-    with torch.no_grad():
-        return _one(heads, heads.read(x), at_outputs(heads, x, pulled), head)
+    return _one(heads, heads.read(x), at_outputs(heads, x, pulled), head)
 
 
 @torch.no_grad()
-def maps(trace: Trace, layer: int, pulled: Float[Tensor, "n d"]) -> Iterator[Float[Tensor, "n n"]]:
+def maps(heads: Heads, x: Float[Tensor, "n d"], pulled: Float[Tensor, "n d"]) -> Iterator[Float[Tensor, "n n"]]:
     """R of every head of a layer, one after the other."""
-    heads, x = trace.view.heads_of(layer), trace.read_by(layer)
     projected, g = heads.read(x), at_outputs(heads, x, pulled)
     for head in range(heads.count):
         yield _one(heads, projected, g, head)
@@ -184,3 +173,22 @@ def at_outputs(heads: Heads, x: Float[Tensor, "n d"], pulled: Float[Tensor, "n d
             total = (total if heads.b_O is None else total + heads.b_O).detach().requires_grad_()
             (pulled,) = torch.autograd.grad(heads.after.own(total), total, pulled)
     return pulled @ heads.W_O.detach().mT
+
+
+REVERSED_ATTENTION = Analysis(
+    name="reversed_attention",
+    question="Which heads would have to look elsewhere for the model to say this, and at what?",
+    ask=reversed_attention,
+    needs="model",
+    fields={
+        "norm": Field(
+            ("layer", "head"), "‖R‖: how strongly the loss pulls at the scores of the head, over all pairs of tokens"
+        ),
+        "rank": Field(("layer", "head"), "place of the head when all are ordered by ‖R‖, 1 the strongest"),
+        "received": Field(
+            ("layer", "head", "token"),
+            "Σ_i |R_ij| of the head: how strongly the loss pulls at what tokens look at token j",
+        ),
+        "loss": Field((), "−log p of the target after the token", "nats"),
+    },
+)

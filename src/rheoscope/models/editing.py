@@ -1,16 +1,20 @@
 """Heads changed while a model runs: every module computes its heads as ever, then the edited ones are replaced."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rheoscope.attention.definition import Masked
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.space.editing import by_layer
 from rheoscope.space.model import Edits, LayerEdit
+from rheoscope.space.shared_change import Undo, set_method, shared_change
 from rheoscope.space.stream import Description
 
 
@@ -25,28 +29,27 @@ class Edited(Mechanism):
         return self.edit(q, k, v, own, own.attend(q, k, v, lowering=lowering))
 
 
+_edits: ContextVar[Mapping[nn.Module, LayerEdit]] = ContextVar("edits of this thread", default=MappingProxyType({}))
+
+
 @contextmanager
 def editing(said: Description, edit: Edits) -> Iterator[None]:
-    """Inside, heads (layer, head) or whole layers are computed by their edits; every mechanism is its own again on exit."""
+    """Inside, and in this thread alone, heads (layer, head) or whole layers are computed by their edits."""
+    attentions: Sequence[Any] = said.attentions
+    edits = {attentions[layer].mechanism: change for layer, change in by_layer(said.blocks, edit).items()}
     with ExitStack() as stack:
-        for layer, change in by_layer(said.blocks, edit).items():
-            stack.enter_context(_edited(said.attentions[layer].mechanism, change))
+        for attention in edits:
+            stack.enter_context(shared_change((attention, "current"), partial(_asking_first, attention)))
+        stack.callback(_edits.reset, _edits.set({**_edits.get(), **edits}))
         yield
 
 
-@contextmanager
-def _edited(attention: Any, change: LayerEdit) -> Iterator[None]:
-    """`current()` of one module, which every forward asks for its mechanism, answers with the edited one."""
-    own, held = attention.current, vars(attention).get("current")
+def _asking_first(attention: Any) -> Undo:
+    """`current()` of one module, which every forward asks for its mechanism, answers threads that edit with the edited one."""
+    own = attention.current
 
     def current() -> Mechanism:
-        now = own()
-        return Edited(now.score, now.mask, now.position, now.normaliser, now.value, change)
+        now, change = own(), _edits.get().get(attention)
+        return now if change is None else Edited(now.score, now.mask, now.position, now.normaliser, now.value, change)
 
-    vars(attention)["current"] = current
-    try:
-        yield
-    finally:
-        del vars(attention)["current"]
-        if held is not None:
-            vars(attention)["current"] = held
+    return set_method(attention, "current", current)

@@ -13,7 +13,7 @@ from rheoscope.report.page import Page
 from rheoscope.report.plot.compared import picture as picture_compared
 from rheoscope.report.tell import layers, text
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Model
+from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace
 
 
@@ -39,6 +39,7 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
         raise RheoscopeError(
             f"a report is about one Trace, got {type(trace).__name__}; type one of them, as traces[0] or linked.target"
         )
+    check_made_by(model, trace)
     job = JOBS["flow"]
     answers = ask(Subject(model, trace.text or trace.ids, trace), job.asks({"space": space}))
     return page_of(job, answers).save(Path(path))

@@ -52,7 +52,7 @@ def findings(
     **Answers** "what is worth saying of this text in this model?" from the Datasets of a run by their analyses' names.
 
     **Formula** z is the distance from the null in its standard deviations, made normal where the null has few draws
-    (Wallace 1959); p is two-sided, times the places a candidate was looked for in; q is p corrected for all candidates
+    (as rare as Student's t); p is two-sided, times the places a candidate was looked for in; q is p corrected for all candidates
     (Benjamini and Hochberg); q ≤ .05 is told.
 
     **Takes** `candidates`: those of the flow, or `COVERS`; each family is corrected for its own.
@@ -109,9 +109,23 @@ def against(
 
 
 def normal(t: float, freedom: int) -> float:
-    """The z that is as rare under a normal law as t is under Student's (Wallace 1959; off by .05 in z at most)."""
-    rare = math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
-    return math.copysign(rare, t)
+    """The z that is as rare under a normal law as t is under Student's."""
+    from scipy.special import ndtri, ndtri_exp, stdtr
+
+    if not math.isfinite(t):
+        return t
+    p = float(stdtr(freedom, -abs(t)))
+    rare = ndtri(p) if p > 1e-300 else ndtri_exp(_log_tail(abs(t), freedom))  # no float64 holds a rarer one
+    return math.copysign(float(rare), t)
+
+
+def _log_tail(t: float, freedom: int) -> float:
+    """log P(T > t) far out: I_x(a, ½)/2 at x = ν/(ν + t²), a = ν/2, as its hypergeometric series."""
+    from scipy.special import betaln, hyp2f1
+
+    a, x = freedom / 2, freedom / (freedom + t * t)
+    series = math.log(hyp2f1(a + 0.5, 1, a + 1, x))
+    return a * math.log(x) + 0.5 * math.log1p(-x) - math.log(2 * a) - float(betaln(a, 0.5)) + series
 
 
 def of_heads(text: str, analysis: str, values: np.ndarray, null: float, about: str = "") -> list[Finding]:

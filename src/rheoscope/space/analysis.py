@@ -7,7 +7,7 @@ report, the picture, the rows of a corpus, the battery of laws, the list in the 
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -46,6 +46,22 @@ class Field:
         marks = {"basis": "depends on the basis of E"} if self.basis else {}
         marks |= {"gauge": "depends on the coordinates of the head"} if self.gauge else {}
         return {name: text for name, text in (told | marks).items() if text}
+
+
+def with_interval(name: str, field: Field) -> dict[str, Field]:
+    """A field, and both ends of its bootstrap interval beside it.
+
+    >>> list(with_interval("cost", Field(("change",), "what it costs", unit="nats")))
+    ['cost', 'cost_low', 'cost_high']
+    """
+    said = {"low": "lower", "high": "upper"}
+    ends = {
+        f"{name}_{end}": replace(
+            field, definition=f"{word} end of the 95 % bootstrap interval of {name}", null="", null_sd=""
+        )
+        for end, word in said.items()
+    }
+    return {name: field} | ends
 
 
 @dataclass(frozen=True, eq=False)

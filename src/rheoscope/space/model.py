@@ -1,6 +1,7 @@
 """What a Model is, whoever made it: a View, and a way to run it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
@@ -106,3 +107,9 @@ def check_made_by(model: Model, trace: object) -> None:
             f"this trace was made by other weights ({made_by}) than the model's ({own}); "
             "type model.trace(text) with the same model"
         )
+
+
+def as_list(texts: Any) -> list[Any]:
+    """One text or several as a list of texts; a list of token ids is one text."""
+    several = isinstance(texts, list | tuple) and bool(texts) and not isinstance(texts[0], Integral)
+    return list(texts) if several else [texts]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 OF_HEAD = ("layer", "head")
 TESTED = ("z", "q_value")
 """How far one text lies from its null: no mean over texts is that of the mean, so both are computed anew."""
+OF_ONE_TEXT = ("text", "massive")
+"""What a Dataset of several texts does not carry, even where all say the same."""
 
 
 def over_texts(
@@ -76,25 +78,28 @@ def joined(
 
     first = found[0]
     names = [str(name) for name in first.data_vars if _joins(str(name), found)]
-    nulls, spreads = ({first[name].attrs.get(of, "") for name in names} for of in ("null", "null_sd"))
+    null_of = {name: [first[name].attrs.get(of, "") for of in ("null", "null_sd")] for name in names}
+    spreads, chance = {spread for _, spread in null_of.values()}, {one for pair in null_of.values() for one in pair}
     tables = {name: torch.stack([torch.as_tensor(one[name].values) for one in found]).double() for name in names}
-    data: dict[str, Any] = {}
-    for name in names:
-        data[name] = _mean(first[name], tables[name].mean(0), bound=name in spreads)
-        if name not in nulls | spreads:
-            data |= _ends(first[name], interval(weights, tables[name]))
-    measures = [name for name in names if first[name].dims == OF_HEAD and name not in nulls | spreads]
-    by_head = {name: tables[name] for name in measures}
-    coords = {} if not measures else {"measure": measures}
-    tested = [(name, *(first[name].attrs.get(of, "") for of in ("null", "null_sd"))) for name in names]
-    tested = [one for one in tested if set(one) <= set(names)]
-    values = data | _beside_null(data, tested) | _overall(by_head, weights, halves)
-    answer = xr.Dataset(values, dict(first[names].coords) | coords)
-    shared = {
-        key: value for key, value in first.attrs.items() if all(_same(one.attrs.get(key), value) for one in found)
-    }
-    shared = {key: value for key, value in shared.items() if key not in ("text", "massive")}
-    return answer.assign_attrs(shared | {"left_out": [str(name) for name in first.data_vars if name not in names]})
+    means = {name: _mean(first[name], table.mean(0), bound=name in spreads) for name, table in tables.items()}
+    own = {name: table for name, table in tables.items() if name not in chance}
+    of_heads = {name: table for name, table in own.items() if first[name].dims == OF_HEAD}
+    values: dict[str, Any] = dict(means)
+    for name, table in own.items():
+        values |= _ends(first[name], interval(weights, table))
+    for name, pair in null_of.items():
+        values |= _beside_null(name, means, *pair) if set(pair) <= set(names) else {}
+    measures = {"measure": list(of_heads)} if of_heads else {}
+    values |= _overall(of_heads, weights, halves) if of_heads else {}
+    return xr.Dataset(values, dict(first[names].coords) | measures, _attributes(found, names))
+
+
+def _attributes(found: "Sequence[xarray.Dataset]", names: list[str]) -> dict[str, Any]:
+    """Settings and provenance that all texts share, and which fields are not joined."""
+    first = found[0].attrs
+    shared = {key: value for key, value in first.items() if all(_same(one.attrs.get(key), value) for one in found)}
+    left_out = [str(name) for name in found[0].data_vars if name not in names]
+    return {key: value for key, value in shared.items() if key not in OF_ONE_TEXT} | {"left_out": left_out}
 
 
 def _joins(name: str, found: "Sequence[xarray.Dataset]") -> bool:
@@ -138,26 +143,23 @@ def _same(a: Any, b: Any) -> bool:
 # What chance gives, and what heads have in common
 
 
-def _beside_null(data: dict[str, Any], tested: list[tuple[str, str, str]]) -> dict[str, Any]:
-    """z and q-value of the mean of every field (name, null, null_sd) that was tested."""
-    made: dict[str, Any] = {}
-    for name, null, spread in tested:
-        own = data[name]
-        mean, sd = (data[one].set_dims(own.sizes).transpose(*own.dims) for one in (null, spread))  # may have fewer axes
-        z = z_scores(*(torch.tensor(x.values) for x in (own, mean, sd)))
-        distance = f"({name} − {null}) / {spread}, never larger than with the spread of the mean itself"
-        finds = f"share of false finds among all {name} at least as far from their null (Benjamini and Hochberg, two-sided, z normal)"
-        made[f"{name}_z"] = (own.dims, z.numpy(), {"definition": distance})
-        made[f"{name}_q_value"] = (own.dims, q_values(two_sided(z)).numpy(), {"definition": finds})
-    return made
+def _beside_null(name: str, means: "dict[str, xarray.Variable]", null: str, spread: str) -> dict[str, Any]:
+    """z and q-value of the mean of a field."""
+    own = means[name]
+    mean, sd = (means[one].set_dims(own.sizes).transpose(*own.dims) for one in (null, spread))  # may have fewer axes
+    z = z_scores(*(torch.tensor(x.values) for x in (own, mean, sd)))
+    distance = f"({name} − {null}) / {spread}, never larger than with the spread of the mean itself"
+    finds = f"share of false finds among all {name} at least as far from their null (Benjamini and Hochberg, two-sided, z normal)"
+    return {
+        f"{name}_z": (own.dims, z.numpy(), {"definition": distance}),
+        f"{name}_q_value": (own.dims, q_values(two_sided(z)).numpy(), {"definition": finds}),
+    }
 
 
 def _overall(
     tables: dict[str, Float[Tensor, "t layer h"]], weights: Float[Tensor, "r t"], halves: Sequence[Int[Tensor, " t"]]
 ) -> dict[str, Any]:
     """Means over all heads with their intervals, and how alike two halves of the texts tell heads apart."""
-    if not tables:
-        return {}
     of_texts = torch.stack([table.flatten(1).nanmean(-1) for table in tables.values()], -1)
     low, high = interval(weights, of_texts)
     alike = torch.stack([split_half(table, halves) for table in tables.values()])

@@ -41,8 +41,8 @@ def cosines(inner: Table) -> Table:
 def upper(table: Table) -> Float[Tensor, "*t pairs"]:
     """The entries of all pairs i < j, row after row.
 
-    >>> upper(torch.tensor([[0, 1, 2], [1, 0, 3], [2, 3, 0]])).tolist()
-    [1, 2, 3]
+    >>> upper(torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]])).tolist()
+    [1.0, 2.0, 3.0]
     """
     i, j = torch.triu_indices(table.shape[-1], table.shape[-1], 1, device=table.device)
     return table[..., i, j]

@@ -33,8 +33,8 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "m n"]) -> Float[Ten
 def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = None) -> Float[Tensor, "*t n"]:
     """Ranks along rows, centred and of length 1, so that an inner product of two is Spearman's correlation; 0 where all are equal.
 
-    >>> unit_ranks(torch.tensor([5.0, 5.0, 8.0])).square().sum().item()
-    1.0
+    >>> unit_ranks(torch.tensor([5.0, 8.0])).round(decimals=3).tolist()
+    [-0.707, 0.707]
     """
     rows = x if x.ndim > 1 else x[None]
     ranks = ranked(rows, rows.new_ones(rows.shape[-2:], dtype=torch.bool) if usable is None else usable)
@@ -43,11 +43,11 @@ def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = No
 
 
 def spearman(
-    a: Float[Tensor, "*t n"], b: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = None
+    a: Float[Tensor, "*#t n"], b: Float[Tensor, "*#t n"], usable: Bool[Tensor, "m n"] | None = None
 ) -> Float[Tensor, "*t"]:
     """Spearman's rank correlation along rows, over the usable entries; 0 where one of the two does not vary.
 
-    >>> spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.3, 0.2])).item()
+    >>> round(float(spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.3, 0.2]))), 6)
     0.5
     """
     return (unit_ranks(a, usable) * unit_ranks(b, usable)).sum(-1)

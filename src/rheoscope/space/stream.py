@@ -1,9 +1,11 @@
 """The stream of a model that runs: where it can be seen, watching it and changing it by plain hooks, taken away on exit."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -13,7 +15,9 @@ from torch import Tensor, nn
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Heads, Norm
+from rheoscope.space.hooks import Ask, asking
 from rheoscope.space.model import Hook, Hooks
+from rheoscope.space.shared_change import Undo, set_method, shared_change
 from rheoscope.space.step import Step
 
 
@@ -85,9 +89,7 @@ def taps(said: Description) -> list[Tap]:
 @contextmanager
 def watching(said: Description, points: Float[Tensor, "b p n d"]) -> Iterator[None]:
     """While the model runs, copy what passes each tap into `points`."""
-    with ExitStack() as stack:
-        for at, tap in enumerate(taps(said)):
-            stack.enter_context(_looking(tap, partial(_keep, points, at, tap.added)))
+    with asking([looking(tap, partial(_keep, points, at, tap.added)) for at, tap in enumerate(taps(said))]):
         yield
 
 
@@ -104,10 +106,8 @@ def gathering(said: Description, seen: dict[str, Tensor]) -> Iterator[None]:
     The graph begins at the embedding: weights take no part in it, frozen or not.
     """
     first = Tap(said.start.step, said.start.module, said.start.side)
-    with ExitStack() as stack:
-        stack.enter_context(_changed(first, first, lambda x: x.detach().requires_grad_()))
-        for tap in taps(said):
-            stack.enter_context(_looking(tap, partial(seen.__setitem__, str(tap.step))))
+    looks = [looking(tap, partial(seen.__setitem__, str(tap.step))) for tap in taps(said)]
+    with asking([*_changed(first, first, lambda x: x.detach().requires_grad_()), *looks]):
         yield
 
 
@@ -121,43 +121,44 @@ def changing(said: Description, hooks: Hooks, side: str = "") -> Iterator[None]:
     for label in asked:
         if label not in labels:
             raise RheoscopeError(f"there is no step {label!r}; type one of {', '.join(labels[:3])}, …, {labels[-1]}")
-    with ExitStack() as stack:
-        for before, tap, label in zip([said.start, *taps(said)], taps(said), labels, strict=False):
-            if label in asked:
-                stack.enter_context(_changed(before, tap, partial(_asked, label, asked[label])))
+    places = [place for place in zip([said.start, *taps(said)], taps(said), labels, strict=False) if place[2] in asked]
+    changes = [_changed(before, tap, partial(_asked, label, asked[label])) for before, tap, label in places]
+    with asking([ask for change in changes for ask in change]):
         yield
 
 
 @contextmanager
 def keeping(said: Description, kept: list[Any]) -> Iterator[None]:
     """While the model runs, keep what every block gives, as it gives it."""
-    with ExitStack() as stack:
-        for layer in said.layers:
-            keep = layer[-1].module.register_forward_hook(lambda module, args, out: kept.append(out))
-            stack.enter_context(_removed(keep))
+    with asking([Ask(layer[-1].module, "out", kept.append) for layer in said.layers]):
         yield
+
+
+_given: ContextVar[Mapping[nn.Module, Any]] = ContextVar(
+    "what blocks give in this thread", default=MappingProxyType({})
+)
 
 
 @contextmanager
 def resuming(said: Description, given: Sequence[Any]) -> Iterator[None]:
-    """While the model runs, its first blocks give what they gave before and compute nothing."""
+    """While the model runs, its first blocks give what they gave before and compute nothing, in this thread alone."""
+    blocks = {layer[-1].module: out for layer, out in zip(said.layers, given, strict=False)}
     with ExitStack() as stack:
-        for layer, out in zip(said.layers, given, strict=False):
-            stack.enter_context(_giving(layer[-1].module, out))
+        for block in blocks:
+            stack.enter_context(shared_change((block, "forward"), partial(_asking_first, block)))
+        stack.callback(_given.reset, _given.set({**_given.get(), **blocks}))
         yield
 
 
-@contextmanager
-def _giving(module: nn.Module, out: Any) -> Iterator[None]:
-    """A module whose `forward` answers with `out`; what it computes itself comes back on exit."""
-    held = vars(module).get("forward")
-    vars(module)["forward"] = lambda *args, **kwargs: out
-    try:
-        yield
-    finally:
-        del vars(module)["forward"]
-        if held is not None:
-            vars(module)["forward"] = held
+def _asking_first(block: nn.Module) -> Undo:
+    """A block whose `forward` computes as ever, but in threads that have its output already."""
+    own = block.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = _given.get()
+        return given[block] if block in given else own(*args, **kwargs)
+
+    return set_method(block, "forward", forward)
 
 
 def check_given(said: Description, given: Sequence[Any], edited: Iterable[int], hooks: Iterable[str | Step]) -> None:
@@ -185,17 +186,14 @@ def _asked(label: str, hook: Hook, x: Tensor) -> Tensor:
     return new
 
 
-def _looking(tap: Tap, see: Callable[[Tensor], None]) -> Any:
+def looking(tap: Tap, see: Callable[[Tensor], None]) -> Ask:
+    """What passes a tap is shown to `see`."""
     if tap.side == "out":
-        return _removed(tap.module.register_forward_hook(lambda module, args, out: see(_first(out))))
-    return _removed(tap.module.register_forward_pre_hook(partial(_see_before, see), with_kwargs=True))
+        return Ask(tap.module, "out", lambda out: see(_first(out)))
+    return Ask(tap.module, "in", lambda args, kwargs: see(args[0] if args else kwargs["hidden_states"]))
 
 
-def _see_before(see: Callable[[Tensor], None], module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    see(args[0] if args else kwargs["hidden_states"])
-
-
-def _changed(before: Tap, tap: Tap, hook: Hook) -> Any:
+def _changed(before: Tap, tap: Tap, hook: Hook) -> list[Ask]:
     if tap.added:
         raise RheoscopeError(
             f"{tap.step} is no point that a parallel block reads; change L….resid_post or the step before"
@@ -203,39 +201,28 @@ def _changed(before: Tap, tap: Tap, hook: Hook) -> Any:
     if tap.writer is not None:
         return _changed_sum(before, tap.writer, tap.share, hook)
     if tap.side == "out":
-        return _removed(tap.module.register_forward_hook(lambda module, args, out: _with_first(out, hook(_first(out)))))
-    return _removed(tap.module.register_forward_pre_hook(partial(_change_before, hook), with_kwargs=True))
+        return [Ask(tap.module, "out", lambda out: _with_first(out, hook(_first(out))))]
+    return [Ask(tap.module, "in", partial(_change_before, hook))]
 
 
-def _change_before(hook: Hook, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+def _change_before(hook: Hook, args: Any, kwargs: dict[str, Any]) -> Any:
     if args:
         return (hook(args[0]), *args[1:]), kwargs
     return args, kwargs | {"hidden_states": hook(kwargs["hidden_states"])}
 
 
-@contextmanager
-def _changed_sum(before: Tap, writer: nn.Module, share: float, hook: Hook) -> Iterator[None]:
+def _changed_sum(before: Tap, writer: nn.Module, share: float, hook: Hook) -> list[Ask]:
     """A sum that no module holds (the point after attention): change what is added, so that the sum is hook(sum)."""
     read: list[Tensor] = []
-    write = partial(_write_sum, read, share, hook)
-    with _looking(before, read.append), _removed(writer.register_forward_hook(write)):
-        yield
+    return [looking(before, read.append), Ask(writer, "out", partial(_write_sum, read, share, hook))]
 
 
-def _write_sum(read: list[Tensor], share: float, hook: Hook, module: nn.Module, args: Any, out: Any) -> Any:
+def _write_sum(read: list[Tensor], share: float, hook: Hook, out: Any) -> Any:
     x, added = read.pop(), share * _first(out)
     middle = x + added
     wanted = hook(middle)
     untouched = wanted is middle and torch.equal(middle, x + added)  # a hook may work in place
     return out if untouched else _with_first(out, (wanted - x) / share)
-
-
-@contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _first(out: Any) -> Tensor:

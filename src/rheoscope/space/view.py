@@ -60,6 +60,10 @@ class View:
             raise RheoscopeError(f"there is no head {head} in layer {layer}; it has heads 0 to {heads.count - 1}")
         return heads
 
+    def heads_in(self, layer: int) -> list[tuple[int, int]]:
+        """Every head of a layer as (layer, head), as the setting `heads` of an analysis takes them."""
+        return [(layer, head) for head in range(self.heads_of(layer).count)]
+
     def head(self, layer: int, head: int) -> Head:
         """One head; layers and heads count from 0."""
         return Head(layer, head, self.heads_of(layer, head))

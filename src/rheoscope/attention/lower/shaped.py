@@ -15,6 +15,8 @@ from rheoscope.attention.score import Gram
 
 SOFTMAX = {"sdpa": sdpa.offer, "blocks": blocks.offer, "reference": plain.offer}
 """What softmax attention may run on, in the order that `choose` has."""
+SOFT, EVEN, NOWHERE = Softmax(), Gram(scale=0.0), NoPosition()
+"""Parts made here once: a part with a default of its own, made inside a forward, breaks the graph of `torch.compile`."""
 
 
 def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
@@ -28,12 +30,12 @@ def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str
 
 
 def softened(mechanism: Definition) -> Definition:
-    return replace(mechanism, normaliser=Softmax())
+    return replace(mechanism, normaliser=SOFT)
 
 
 def evened(mechanism: Definition) -> Definition:
     """Softmax of scores that are all the same."""
-    return replace(mechanism, score=Gram(scale=0.0), position=NoPosition(), normaliser=Softmax())
+    return replace(mechanism, score=EVEN, position=NOWHERE, normaliser=SOFT)
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, attention: Run, even: Run) -> Tensor:

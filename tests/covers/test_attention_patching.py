@@ -58,6 +58,8 @@ def test_the_model_is_as_before_and_mistakes_are_told() -> None:
     assert torch.equal(of.run(text()), trace.logits)
     with pytest.raises(rs.RheoscopeError, match="there is no head 9 in layer 0"):
         rs.attention_patching(of, trace, 5, heads=[(0, 9)])
+    with pytest.raises(rs.RheoscopeError, match=r"list of \(layer, head\), got 1; type"):
+        rs.attention_patching(of, trace, 5, heads=1)
     with pytest.raises(rs.RheoscopeError, match="token ids lie in 0 to 39, got 99"):
         rs.attention_patching(of, trace, 99)
     default = rs.load()

@@ -1,0 +1,28 @@
+"""One place says how large a block is, by device."""
+
+import pytest
+import torch
+
+from rheoscope.attention.lower import block_size
+from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_cache
+
+
+def test_a_cpu_keeps_blocks_near_its_cores() -> None:
+    cpu = torch.device("cpu")
+    assert (numbers_at_once(cpu), numbers_in_cache(cpu)) == (1 << 21, 1 << 18)
+
+
+def test_a_gpu_holds_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 64 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free - (1 << 30), 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 << 30)
+    gpu = torch.device("cuda", 0)
+    assert numbers_at_once(gpu) == numbers_in_cache(gpu) == free // block_size.SHARE // 4
+
+
+def test_a_full_gpu_still_gets_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    assert numbers_at_once(torch.device("cuda")) == 1 << 21

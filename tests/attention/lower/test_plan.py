@@ -1,0 +1,175 @@
+"""A call is checked and decided once for all calls like it; a plan computes what the reference does."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.attention import mechanism as home
+from rheoscope.attention.lower import plan as module
+from rheoscope.attention.lower.choose import choose
+from rheoscope.attention.mask import Padding, Window
+from rheoscope.attention.parameters import structure
+from rheoscope.attention.position import ALiBi, alibi_slopes
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Turned
+from tests.attention.cases import EVERY, any_mechanism, by_reference, coins, gap, gradients, inputs, made, random
+
+
+@pytest.fixture(autouse=True)
+def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHOICES", {})
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every call for which something had to be decided."""
+    seen: list[Any] = []
+    monkeypatch.setattr(module, "choose", lambda *given: seen.append(given) or choose(*given))
+    return seen
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_planned_is_the_reference_forward_and_backward(name: str) -> None:
+    mechanism, qkv = any_mechanism(name), inputs(5, 5)
+    mechanism = mechanism.under("causal") if mechanism.domain.masked else mechanism
+    out, expected = mechanism.plan(*qkv)(*qkv), by_reference(mechanism, *qkv)
+    assert gap(out, expected) < 1e-10
+    if mechanism.domain.differentiable:
+        g = random(3, *out.shape)
+        wanted = gradients(by_reference, mechanism, qkv, g)
+        found = gradients(lambda of, *given: of.plan(*given)(*given), mechanism, qkv, g)
+        assert max(gap(found[at], wanted[at]) for at in wanted) < 1e-9
+
+
+def test_calls_alike_share_one_plan_and_others_have_their_own(chosen: list[Any]) -> None:
+    metric, (q, k, v) = rs.mechanism("metric"), inputs(5, 5)
+    plan = metric.plan(q, k, v, mask="causal")
+    assert metric.plan(q + 1, k - 1, 2 * v, mask="causal") is plan
+    assert metric.explain(q, k, v, mask="causal") is plan.choice
+    metric.attend(q, k, v, "causal")
+    assert len(chosen) == 1
+    with torch.no_grad():
+        ungraded = metric.plan(q, k, v, mask="causal")
+    others = [
+        metric.plan(q, k, v),
+        metric.plan(q, k, v, mask="none"),
+        metric.plan(q, k, v, mask="causal", lowering="reference"),
+        metric.plan(q.float(), k.float(), v.float(), mask="causal"),
+        metric.plan(q[:, :, 1:], k, v, mask="causal"),
+        metric.plan(q, k, v, mask=Window(2)),
+        ungraded,
+    ]
+    assert len({id(one) for one in [plan, *others]}) == 8
+    assert [one.choice.name for one in others] == ["sdpa", "sdpa", "reference", "sdpa", "sdpa", "sdpa", "sdpa"]
+
+
+def test_layers_alike_share_one_choice(chosen: list[Any]) -> None:
+    """Copies with other tensors, masks of the same kind, the steps of training: nothing is decided again."""
+    q, k, v = inputs(5, 5)
+    for seed in range(3):
+        mechanism = replace(made("bilinear"), position=ALiBi(alibi_slopes(4).double() * seed))
+        mechanism.attend(q, k, v, Padding(coins(seed, 2, 5)))
+    assert len(chosen) == 1
+    made("bilinear").attend(q, k, v, Padding(coins(1, 2, 5)))
+    replace(made("bilinear"), position=Turned(lambda x, at: x)).attend(q, k, v)
+    replace(made("bilinear"), position=Turned(lambda x, at: -x)).attend(q, k, v)
+    assert len(chosen) == 4
+
+
+def test_a_layer_that_learns_is_planned_once(chosen: list[Any]) -> None:
+    layer = rs.nn.MultiHeadAttention(8, heads=2, mechanism="bilinear")
+    for _ in range(3):
+        layer(torch.randn(1, 5, 8), mask="causal").sum().backward()
+        with torch.no_grad():
+            for x in layer.parameters():
+                x -= 0.1 * x.grad
+    assert len(chosen) == 1
+    assert layer.attention.current() is layer.attention.mechanism
+
+
+def test_parameters_put_in_others_places_are_the_ones_that_count() -> None:
+    layer, (q, k, v) = rs.nn.Attention("bilinear", dim=6).double(), inputs(5, 5)
+    other = {"learned.score_phi_W": random(1, 6, 6)}
+    expected = by_reference(rs.mechanism("bilinear", B=random(1, 6, 6)), q, k, v)
+    assert gap(torch.func.functional_call(layer, other, (q, k, v)), expected) < 1e-12
+    layer.load_state_dict(other, assign=True)
+    assert gap(layer(q, k, v), expected) < 1e-12
+    assert gap(copy.deepcopy(layer)(q, k, v), expected) < 1e-12
+
+
+def test_a_plan_refuses_a_call_that_is_not_its_own() -> None:
+    q, k, v = inputs(5, 5)
+    plan = rs.mechanism("scaled_dot").plan(q, k, v)
+    with pytest.raises(RheoscopeError, match=r"for q \(2, 4, 5, 6\).*got q \(2, 4, 4, 6\).*type mechanism.plan"):
+        plan(q[:, :, 1:], k, v)
+    with pytest.raises(RheoscopeError, match=r"float64.*float32"):
+        plan(q.float(), k.float(), v.float())
+    with torch.no_grad():
+        assert gap(plan(q, k, v), by_reference(rs.mechanism("scaled_dot"), q, k, v)) < 1e-12
+
+
+def test_a_refusal_is_not_remembered_as_a_plan() -> None:
+    q, k, v = inputs(5, 5)
+    for _ in range(2):
+        with pytest.raises(RheoscopeError, match="must share their width"):
+            rs.mechanism("scaled_dot").plan(q, k[..., 1:], v)
+
+
+def test_what_is_remembered_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(home, "REMEMBERED", 2)
+    dot, (q, k, v) = rs.mechanism("scaled_dot"), inputs(9, 9)
+    for n in range(1, 9):
+        dot.attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], mask="causal")
+        assert len(module.CHOICES) <= 3
+        assert len(dot._plans) <= 2
+
+
+def test_threads_that_plan_the_same_call_agree() -> None:
+    metric, (q, k, v) = rs.mechanism("metric"), inputs(5, 5)
+    with ThreadPoolExecutor(8) as pool:
+        plans = list(pool.map(lambda _: metric.plan(q, k, v, "causal"), range(64)))
+    assert len({id(plan) for plan in plans}) == len({id(plan.choice) for plan in plans}) == 1
+
+
+def test_copies_and_pickles_hold_nothing_that_was_remembered() -> None:
+    metric, (q, k, v) = rs.mechanism("metric", sigma=2.0), inputs(5, 5)
+    out = metric(q, k, v, mask="causal")
+    for again in (copy.deepcopy(metric), pickle.loads(pickle.dumps(metric)), replace(metric)):
+        assert set(vars(again)) == {"score", "mask", "position", "normaliser", "value"}
+        assert torch.equal(again(q, k, v, mask="causal"), out)
+
+
+def test_a_structure_is_all_but_the_numbers_in_tensors() -> None:
+    mechanism = made("relation")
+    assert structure(mechanism) == structure(made("relation"))
+    assert structure(mechanism) != structure(made("relation", dim=5))
+    assert structure(mechanism) != structure(mechanism.under("causal"))
+    assert structure(Window(2)) != structure(Window(3))
+    assert structure(Padding(coins(1, 2, 5))) == structure(Padding(coins(2, 2, 5)))
+    turned = Turned(lambda x, at: x)
+    assert structure(turned) != structure(turned)  # a function is like nothing: asked once, it is kept by the mechanism
+
+
+COMPILED = """
+import torch, rheoscope as rs
+for name in ("scaled_dot", "bilinear", "metric", "sigmoid", "shaped", "softmax_sink"):
+    layer, x = rs.nn.MultiHeadAttention(8, heads=2, mechanism=name), torch.randn(1, 5, 8)
+    layer.attention.mechanism = layer.attention.mechanism.under("causal")
+    torch._dynamo.reset()
+    assert torch.allclose(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x), atol=1e-6), name
+"""
+
+
+def test_a_graph_is_compiled_in_one_piece() -> None:
+    """As users run it, in an interpreter of its own: here every function is wrapped by a check of its types."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
