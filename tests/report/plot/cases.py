@@ -19,6 +19,8 @@ from tests.report.parts import Parts
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
 TEXTS = ["The keys to the cabinet are", "A dog to the cabinet are"]
 """Two beginnings of one text."""
+SEVERAL = [f"{word} keys to the cabinet are on the table" for word in ("The", "A", "Your", "No", "Some")]
+"""As many texts as an interval needs."""
 EVERY_HEAD_OF = {layer: [(layer, head) for head in range(4)] for layer in range(6)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "agreement": {"draws": 2},
@@ -50,7 +52,8 @@ def model() -> Any:
 def found(name: str) -> Any:
     """The answer of an analysis; `each_head` is surgery of every head alone."""
     analysis = catalogue.analysis("surgery" if name == "each_head" else name)
-    given = {"view": model().view, "trace": model().trace(TEXT), "model": model(), "text": TEXT, "texts": TEXTS}
+    text = SEVERAL if analysis.name == "surgery" else TEXT
+    given = {"view": model().view, "trace": model().trace(TEXT), "model": model(), "text": text, "texts": TEXTS}
     return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}))
 
 
