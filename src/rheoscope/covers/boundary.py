@@ -90,9 +90,7 @@ def reordered(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " n"]]:
     [[8], [8], [8]]
     """
     half = max(1, min(max(3, len(ids) // 2), len(ids) - 1))
-    orders = [
-        torch.cat([ids[:1], ids[1:half][order], ids[half:]]) for order in permutations(half - 1, ORDERS, seed)
-    ]
+    orders = [torch.cat([ids[:1], ids[1:half][order], ids[half:]]) for order in permutations(half - 1, ORDERS, seed)]
     others = [one for one in orders if not torch.equal(one, ids)]
     if not others:
         raise RheoscopeError(

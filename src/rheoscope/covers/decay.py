@@ -125,7 +125,7 @@ NOISE: dict[str, Callable[[Cloud, Generator], Cloud]] = {"isotropic": isotropic,
 def _followed(
     model: Model, batch: Batch, edit: Operation, noises: list[str], draws: int, generator: Generator
 ) -> dict[int, Followed]:
-    """Number of a piece → its steps, and what `_deviations` says and the cost, summed over tokens, of the edit and of the mean of every noise."""
+    """Number of a piece → its steps, and what `_deviations` says and the cost, of the edit and of the mean of every noise."""
     steps = after(batch.traces[0], edit.layer)
     plain = {step: torch.stack([trace.at(step) for trace in batch.traces]) for step in steps}
     given = model.passed(batch.ids)[: edit.layer]

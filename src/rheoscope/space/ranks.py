@@ -35,7 +35,7 @@ def spearman(
 ) -> Float[Tensor, "*t"]:
     """Rank correlation along the last axis, over the usable entries; NaN with fewer than 2, or where one does not vary.
 
-    >>> float(spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.2, 0.3])))
+    >>> round(float(spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.2, 0.3]))), 6)
     1.0
     """
     usable = torch.ones(a.shape[-1], dtype=torch.bool, device=a.device) if usable is None else usable
