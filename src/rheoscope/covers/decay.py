@@ -133,7 +133,7 @@ def _followed(
         cost = (losses(logits, batch.ids) - batch.before).sum(-1, keepdim=True)
         return moved, torch.cat([*_measured(plain, moved, batch.kept), cost], -1)
 
-    moved, told = run(*live(batch.traces[0], batch.kept, [edit]))
+    moved, told = run(live(batch.kept, [edit]), {})
     found = [told]
     for noise in NOISE.values():
         these = [noise(moved[steps[0]], generator) for _ in range(draws)]

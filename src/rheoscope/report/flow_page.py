@@ -24,7 +24,7 @@ TITLE = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
 
 
-def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw") -> str:
+def save_report(model: Model, trace: Any, path: str | Path, space: str = "raw") -> str:
     """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
 
     **Gives** the sentence "wrote …", or "replaced …" where there was a file of that name: nothing is overwritten in
