@@ -131,7 +131,7 @@ class Pairing(Running):
         asked = {str(step): hook for step, hook in (hooks or {}).items()}
         far = {label: hook for label, hook in asked.items() if label.startswith(SOURCE)}
         near = {label: hook for label, hook in asked.items() if label not in far}
-        with self.editing(edit or {}), changing(self.said_of_source, far, SOURCE), changing(self.said, near):
+        with changing(self.said_of_source, far, SOURCE), super().changed(edit, near):
             yield
 
     def both(self, pair: Any) -> Ids:

@@ -1,8 +1,8 @@
 """A model that runs: texts become points by plain hooks, whoever computes; only how to call it differs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, overload
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
+from rheoscope.space.editing import for_one_run
+from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
 from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
 from rheoscope.space.trace import Trace
@@ -78,7 +80,7 @@ class Running(ABC):
         many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
         batch: Any = text if many else [text]
         ids, texts = [self.ids(one) for one in batch], [one if isinstance(one, str) else "" for one in batch]
-        with self.editing(edit or {}), changing(self.said, hooks or {}):
+        with self.changed(edit, hooks):
             traces = self._traces(ids, texts, logits)
         return traces if many else traces[0]
 
@@ -102,12 +104,20 @@ class Running(ABC):
         """Logits (n, vocabulary), with heads edited and points changed; undone on exit, gradients allowed.
 
         `edit={(layer, head): f}`: f(q, k, v, mechanism) of that head (b, 1, n, ·) gives its output (b, 1, n, e).
-        `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer gives their outputs (b, h, n, e).
+        `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer gives their outputs (b, h, n, e); a `Rewrite`
+        reads the points of the layer too, and may write beside the heads.
         `hooks={"L3.resid_mid": g}`: the points (b, n, d) at that step become g(points).
         """
         ids = self.ids(text)[None].to(self.device)
-        with self.editing(edit or {}), changing(self.said, hooks or {}):
+        with self.changed(edit, hooks):
             return self.call(ids, None)[0]
+
+    @contextmanager
+    def changed(self, edit: Edits | None, hooks: Hooks | None) -> Iterator[None]:
+        """Inside, and in this thread alone, heads are edited and points changed."""
+        run = for_one_run(self.said, edit or {}, hooks or {})
+        with self.editing(run.edits), changing(self.said, run.hooks), asking(run.looks):
+            yield
 
     def run_batch(
         self,
@@ -124,7 +134,7 @@ class Running(ABC):
         self._refuse_pairs()
         layers = [at if isinstance(at, int) else at[0] for at in edit or {}]
         check_given(self.said, given, layers, hooks or {})
-        with self.editing(edit or {}), resuming(self.said, given), changing(self.said, hooks or {}):
+        with self.changed(edit, hooks), resuming(self.said, given):
             return self.call(ids.to(self.device), None)
 
     @torch.no_grad()

@@ -59,6 +59,15 @@ class Description:
     crossing: tuple[Crossing, ...] = ()
     crosses: tuple[nn.Module, ...] = ()
 
+    def read_by(self, layer: int) -> Tap:
+        """The points that the attention of a layer reads."""
+        return self.layers[layer - 1][-1] if layer else self.start
+
+    def written_by(self, layer: int) -> Tap:
+        """The first points that hold what the attention of a layer wrote: after attention, or after a parallel block."""
+        first, *_, last = self.layers[layer]
+        return last if first.added else first
+
 
 def pre_norm_taps(layers: Sequence[Any], middle: str, writer: str, share: float = 1.0) -> tuple[tuple[Tap, ...], ...]:
     """Half-layers of pre-norm blocks: `middle` names the norm that reads the point after attention, `writer` what adds."""
