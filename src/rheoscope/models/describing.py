@@ -55,7 +55,8 @@ def view_of(said: Description, stack: Stack, unembed: nn.Linear | None, facts: d
     """The View of a stack; the encoder of a Translator has no unembedding."""
     return View(
         blocks=said.blocks,
-        embed=_scaled(stack.embed.weight, stack.scale),
+        embed=stack.embed.weight,
+        embed_scale=stack.scale,
         unembed=None if unembed is None else unembed.weight.T,
         final_norm=said.final_norm,
         mlps=said.mlps,

@@ -81,7 +81,7 @@ def mlp_at(trace: Trace, layer: int) -> int:
 def started(trace: Trace, rows: list[int]) -> Named:
     """What each word brings, and what else stands at the start: positions (in BERT, segments and a norm too)."""
     start = exact(trace.points[0, rows])
-    words = exact(trace.view.embed[trace.ids[rows].to(trace.view.embed.device)])
+    words = exact(trace.view.embedded(trace.ids[rows]))
     rest = start - words
     if float(rest.norm()) <= 10 * torch.finfo(trace.points.dtype).eps * float(start.norm()):
         return {"embed": start}
