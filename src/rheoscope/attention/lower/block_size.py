@@ -9,6 +9,8 @@ NEAR = 1 << 21
 """Numbers of a block that is read and written a few times (8 MiB in float32): near the cores, and large enough to pay."""
 IN_CACHE = 1 << 18
 """Numbers of a block that is worked on in place, again and again (1 MiB in float32): within the cache of one core."""
+LOGITS = 1 << 25
+"""Logits of texts that run side by side (128 MiB in float32)."""
 SHARE = 64
 """One part in so many of the free bytes of a GPU: the backward pass of a block holds several copies in float64 or less."""
 
@@ -29,6 +31,15 @@ def numbers_in_cache(device: torch.device) -> int:
     262144
     """
     return _fitting(device, IN_CACHE)
+
+
+def logits_at_once(device: torch.device) -> int:
+    """How many logits of texts side by side to hold; on a CPU longer batches save nothing.
+
+    >>> logits_at_once(torch.device("cpu"))
+    33554432
+    """
+    return LOGITS if device.type == "cpu" else _fitting(device, LOGITS)
 
 
 def _fitting(device: torch.device, on_cpu: int) -> int:
