@@ -161,7 +161,7 @@ def test_an_identity_is_no_operation_at_all() -> None:
     trace = traced("llama", F64)
     for M, F in (("identity", None), (None, "identity"), ("identity", "identity")):
         made = [operation.edit(plan, Generator()) for plan in plans(trace.view, chosen_heads(trace.view, None), M, F)]
-        assert live(trace.kept(), made) == {}
+        assert live(trace.ordinary(), made) == {}
     with pytest.raises(rs.RheoscopeError, match="nothing to change; type M='symmetric' or F='symmetric'"):
         plans(trace.view, {0: [0]}, None, None)
 
@@ -275,7 +275,7 @@ def test_controls_of_an_edit_that_changes_nothing_change_nothing() -> None:
             make(plan, Generator().manual_seed(0))
             for plan in plans(tied.view, chosen_heads(tied.view, None), "symmetric", None)
         ]
-        assert gap(tied.trace(text(), edit=live(trace.kept(), made)).points, trace.points) <= 1e-9
+        assert gap(tied.trace(text(), edit=live(trace.ordinary(), made)).points, trace.points) <= 1e-9
 
 
 @torch.no_grad()

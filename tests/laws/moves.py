@@ -112,7 +112,7 @@ def move_qk(model: Any) -> None:
 
 def move_qk_norms(model: Any) -> None:
     """Gains of the QK-norms: s on the queries, 1/s on the keys, one s for each frequency."""
-    for layer, attn in enumerate(model.said.attentions):
+    for layer, attn in enumerate(model.description.attentions):
         half = 0.5 + random(layer, len(attn.q_norm.weight) // 2).abs()
         scale_gain(attn.q_norm, half.repeat(2))
         scale_gain(attn.k_norm, 1 / half.repeat(2))

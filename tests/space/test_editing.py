@@ -158,7 +158,7 @@ def test_gradients_reach_the_weights_of_the_model(name: str) -> None:
     of = model(name)
     of.run(text())[-1].sum().backward()
     try:
-        assert all(x.grad is not None for block in of.said.attentions for x in block.parameters())
+        assert all(x.grad is not None for block in of.description.attentions for x in block.parameters())
     finally:
         of.network.zero_grad(set_to_none=True)
 

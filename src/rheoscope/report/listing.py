@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from rheoscope.catalogue import TABLE, analysis
-from rheoscope.files import written
+from rheoscope.files import write_file
 from rheoscope.space.analysis import Analysis
 
 MARKS = "<!-- analyses -->", "<!-- /analyses -->"
@@ -70,7 +70,7 @@ def with_list(text: str) -> str:
 if __name__ == "__main__":
     page = Path(sys.argv[1])
     print(
-        written(
+        write_file(
             page, lambda temporary: temporary.write_text(with_list(page.read_text(encoding="utf-8")), encoding="utf-8")
         )
     )

@@ -55,7 +55,7 @@ def components(trace: Trace, step: str | Step | None = None, tokens: Sequence[in
     found = started(trace, rows)
     for layer in range(trace.view.layers):
         for at in range(trace.where[layer] + 1, min(end_of(trace, layer), last) + 1):
-            found |= written(trace, layer, at, rows)
+            found |= written_between(trace, layer, at, rows)
     return Components(tuple(found), torch.stack(list(found.values())))
 
 
@@ -88,7 +88,7 @@ def started(trace: Trace, rows: list[int]) -> Named:
     return {"embed": words, "position": rest}
 
 
-def written(trace: Trace, layer: int, at: int, rows: list[int]) -> Named:
+def written_between(trace: Trace, layer: int, at: int, rows: list[int]) -> Named:
     """What a layer wrote from the step before `at` to `at`, by name."""
     name, step, before = f"L{layer}", trace.steps[at], trace.steps[at - 1]
     if at == trace.middle[layer]:

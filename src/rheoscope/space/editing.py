@@ -24,7 +24,7 @@ class Changes:
     looks: list[Ask]
 
 
-def for_one_run(said: Description, edit: Edits, hooks: Hooks) -> Changes:
+def for_one_run(description: Description, edit: Edits, hooks: Hooks) -> Changes:
     """A Rewrite as an edit of a layer, a look at what the layer reads, and a hook where its attention has written.
 
     They hand to each other, by the number of the layer, what belongs to this run and to no other.
@@ -34,10 +34,10 @@ def for_one_run(said: Description, edit: Edits, hooks: Hooks) -> Changes:
     read: dict[int, Tensor] = {}
     added: dict[int, Tensor] = {}
     for layer, change in edits.items():
-        if isinstance(change, Rewrite) and 0 <= layer < len(said.layers):
+        if isinstance(change, Rewrite) and 0 <= layer < len(description.layers):
             edits[layer] = partial(_rewritten, layer, change, read, added)
-            looks.append(looking(said.read_by(layer), partial(read.__setitem__, layer)))
-            label = str(said.written_by(layer).step)
+            looks.append(looking(description.read_by(layer), partial(read.__setitem__, layer)))
+            label = str(description.written_by(layer).step)
             asked[label] = partial(_adding, layer, added, asked.get(label))
     return Changes(edits, asked, looks)
 

@@ -13,6 +13,8 @@ LOGITS = 1 << 25
 """Logits of texts that run side by side (128 MiB in float32)."""
 SHARE = 64
 """One part in so many of the free bytes of a GPU: the backward pass of a block holds several copies in float64 or less."""
+LAYERS = 16
+"""Layers that may each keep all their scores for the backward pass."""
 
 
 def numbers_at_once(device: torch.device) -> int:
@@ -22,6 +24,15 @@ def numbers_at_once(device: torch.device) -> int:
     2097152
     """
     return _fitting(device, NEAR)
+
+
+def numbers_in_one_piece(device: torch.device) -> int:
+    """How many scores are better held all together: fewer than a block on a GPU, since every layer of a model keeps its own.
+
+    >>> numbers_in_one_piece(torch.device("cpu"))
+    2097152
+    """
+    return max(NEAR, _fitting(device, NEAR) // LAYERS)
 
 
 def numbers_in_cache(device: torch.device) -> int:
@@ -42,6 +53,7 @@ def logits_at_once(device: torch.device) -> int:
     return LOGITS if device.type == "cpu" else _fitting(device, LOGITS)
 
 
+@torch.compiler.assume_constant_result  # asking for memory would break a graph
 def _fitting(device: torch.device, on_cpu: int) -> int:
     if device.type != "cuda":
         return on_cpu
