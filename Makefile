@@ -9,10 +9,10 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 	echo "Rheoscope needs Python 3.11 or newer; to name one: make $@ PYTHON=/path/to/python3.11" >&2; exit 1; }; \
 	"$(PYTHON)" .ci/install.py --torch "$(TORCH)"
 
-.PHONY: help demo test lint format types docs wheel bench peers lock clean
+.PHONY: help demo test readme lint format types docs wheel bench peers lock clean
 
 help:
-	@sed -n 's/^# make/make/p' Makefile; echo "also        make lint, format, types, docs, wheel, bench, peers, lock, clean"
+	@sed -n 's/^# make/make/p' Makefile; echo "also        make readme, lint, format, types, docs, wheel, bench, peers, lock, clean"
 
 demo:
 	$(INSTALL)
@@ -22,6 +22,11 @@ demo:
 test:
 	$(INSTALL) test
 	OMP_NUM_THREADS=1 $(BIN)python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+# The list of analyses in the README, written anew from the catalogue.
+readme:
+	$(INSTALL)
+	$(BIN)python -m rheoscope.report.listing README.md
 
 lint:
 	$(INSTALL) dev

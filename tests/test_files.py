@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rheoscope.files import written
+from rheoscope.files import write_file
 from rheoscope.shapes import RheoscopeError
 
 
@@ -17,17 +17,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        written(target, fail)
+        write_file(target, fail)
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 
 def test_written_says_whether_something_was_replaced(tmp_path: Path) -> None:
     target = tmp_path / "new" / "a.html"
-    assert written(target, lambda path: path.write_text("1")).startswith("wrote")
-    assert written(target, lambda path: path.write_text("2")).startswith("replaced")
+    assert write_file(target, lambda path: path.write_text("1")).startswith("wrote")
+    assert write_file(target, lambda path: path.write_text("2")).startswith("replaced")
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(RheoscopeError, match="is a directory"):
-        written(tmp_path, lambda path: path.write_text(""))
+        write_file(tmp_path, lambda path: path.write_text(""))

@@ -44,7 +44,7 @@ def written(trace, layer: int, head: int) -> torch.Tensor:
 @torch.no_grad()
 def test_silenced_heads_give_what_is_said_and_others_what_they_gave(name: str) -> None:
     of, plain = double(name), traced(name, F64)
-    means = mean_outputs(plain, plain.kept())
+    means = mean_outputs(plain, plain.ordinary())
     for edits, uniform in ((mean_ablation(means, CHOSEN), False), (uniform_ablation(CHOSEN), True)):
         trace = of.trace(text(), edit=edits)
         assert torch.equal(trace.points[0], plain.points[0])
@@ -67,7 +67,7 @@ def test_silenced_heads_give_what_is_said_and_others_what_they_gave(name: str) -
 @torch.no_grad()
 def test_no_head_silenced_is_the_model_bit_for_bit() -> None:
     of, trace = model("gpt2"), traced("gpt2")
-    assert torch.equal(of.run(text(), edit=mean_ablation(mean_outputs(trace, trace.kept()), {})), trace.logits)
+    assert torch.equal(of.run(text(), edit=mean_ablation(mean_outputs(trace, trace.ordinary()), {})), trace.logits)
     assert torch.equal(of.run(text(), edit=uniform_ablation({})), trace.logits)
     assert not torch.equal(of.run(text(), edit=uniform_ablation({0: [1]})), trace.logits)
     assert torch.equal(of.run(text()), trace.logits)
@@ -86,7 +86,7 @@ def test_a_head_that_gives_every_token_the_same_is_not_missed() -> None:
 
     of = changed("gpt2", plant)
     trace = of.trace(text(), logits=True)
-    silent = of.run(text(), edit=mean_ablation(mean_outputs(trace, trace.kept()), {1: [2]}))
+    silent = of.run(text(), edit=mean_ablation(mean_outputs(trace, trace.ordinary()), {1: [2]}))
     assert gap(silent, trace.logits) <= 1e-9
     assert gap(of.run(text(), edit=uniform_ablation({1: [2]})), trace.logits) <= 1e-9
     assert gap(of.run(text(), edit=uniform_ablation({1: [1]})), trace.logits) > 1e-4

@@ -10,6 +10,7 @@ import rheoscope as rs
 from rheoscope.covers.against import means_of, running
 from rheoscope.covers.operation import plans
 from rheoscope.covers.pieces import batches, kept_tokens
+from rheoscope.space.model import Rewrite
 from tests.cases import double, gap, text
 
 
@@ -31,15 +32,15 @@ def test_every_draw_is_run_once_and_only_the_chosen_heads_change() -> None:
     names = [name for name, *_ in runs]
     assert names == ["edit", *["size"] * 3, *["cloud"] * 3, *["spectrum"] * 3, "mean", "uniform"]
     logits: list[Any] = []
-    for _, edits, hooks in runs:
+    for _, edits in runs:
         found = {}
 
-        def look(q: Any, k: Any, v: Any, mechanism: Any, out: Any, change: Any = edits[1]) -> Any:
-            found["new"] = change(q, k, v, mechanism, out)
-            found["same"] = [bool(torch.equal(found["new"][:, head], out[:, head])) for head in range(4)]
-            return found["new"]
+        def look(x: Any, *given: Any, edit: Any = edits[1], found: Any = found) -> Any:
+            new, added = edit.change(x, *given) if isinstance(edit, Rewrite) else (edit(*given), None)
+            found["same"] = [bool(torch.equal(new[:, head], given[-1][:, head])) for head in range(4)]
+            return new, added
 
-        logits.append(of.run_batch(batch.ids, {1: look}, hooks))
+        logits.append(of.run_batch(batch.ids, {1: Rewrite(look)}))
         assert found["same"] == [True, True, False, True]
     assert all(gap(one, other) > 1e-9 for at, one in enumerate(logits) for other in logits[:at])
     for row, trace in enumerate(batch.traces):

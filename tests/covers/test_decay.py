@@ -106,8 +106,8 @@ def test_a_step_that_forgets_what_it_read_heals_everything() -> None:
     of = double("llama")
     plain = {tuple(ids.tolist()): of.trace(ids).at("L1.resid_post") for ids in TEXTS}
     now: list[Tensor] = []
-    embed = of.said.embed.register_forward_pre_hook(lambda module, args: now.append(args[0]))
-    heal = of.said.layers[1][-1].module.register_forward_hook(
+    embed = of.description.embed.register_forward_pre_hook(lambda module, args: now.append(args[0]))
+    heal = of.description.layers[1][-1].module.register_forward_hook(
         lambda module, args, out: torch.stack([plain[tuple(ids.tolist())] for ids in now[-1]])
     )
     try:

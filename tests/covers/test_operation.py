@@ -17,6 +17,7 @@ from rheoscope.covers.operation import live, plans, reach
 from rheoscope.covers.reversed_attention import written_at
 from rheoscope.space.form import at_offset, own_form
 from rheoscope.space.head import Heads, of_head
+from rheoscope.space.model import Rewrite
 from tests.cases import LENGTH, distance, double, gap, random, text, theirs, traced
 from tests.covers.test_replacements import DENSE, EDITED, SOME, STILL, TURNING, dense_M
 from tests.laws.every_family import side
@@ -70,11 +71,9 @@ def written(trace: Any, layer: int, weights: Tensor, chosen: list[int], F: Tenso
 def under(name: str, chosen: Any, M: str | None, F: str | None = None) -> Any:
     """The trace of a text under a change; every token counts for the mean, as the twins have it."""
     of = double(name)
-    plain = of.trace(text())
     every = torch.ones(LENGTH, dtype=torch.bool)
     made = [operation.edit(plan, Generator()) for plan in plans(of.view, chosen_heads(of.view, chosen), M, F)]
-    edits, hooks = live(plain, every, made)
-    return of.trace(text(), edit=edits, hooks=hooks)
+    return of.trace(text(), edit=live(every, made))
 
 
 def moved_by(trace: Any, layer: int) -> Tensor:
@@ -158,11 +157,11 @@ def test_layers_before_the_first_changed_one_are_bit_identical(name: str) -> Non
 
 
 def test_an_identity_is_no_operation_at_all() -> None:
-    """No edit and no hook is left: the model runs as if nobody had asked."""
+    """No edit is left: the model runs as if nobody had asked."""
     trace = traced("llama", F64)
     for M, F in (("identity", None), (None, "identity"), ("identity", "identity")):
         made = [operation.edit(plan, Generator()) for plan in plans(trace.view, chosen_heads(trace.view, None), M, F)]
-        assert live(trace, trace.kept(), made) == ({}, {})
+        assert live(trace.ordinary(), made) == {}
     with pytest.raises(rs.RheoscopeError, match="nothing to change; type M='symmetric' or F='symmetric'"):
         plans(trace.view, {0: [0]}, None, None)
 
@@ -209,20 +208,20 @@ def test_controls_have_the_size_and_the_spectrum_of_the_edit_at_every_offset(nam
 @torch.no_grad()
 def test_the_control_on_the_cloud_is_as_large_there_as_the_edit() -> None:
     """Seen from inside: the scores that are added, and the displacements, head by head."""
-    of, trace = double("llama"), traced("llama", F64)
+    of = double("llama")
     every = torch.ones(LENGTH, dtype=torch.bool)
     for M, F in (("symmetric", None), (None, "symmetric")):
         (plan,) = plans(of.view, {0: [0, 1, 2, 3]}, M, F)
         sizes = []
         for make in (operation.edit, operation.same_on_cloud, operation.same_size):
-            edits, hooks = live(trace, every, [make(plan, Generator().manual_seed(2))])
+            edits = live(every, [make(plan, Generator().manual_seed(2))])
             found: list[Tensor] = []
 
-            def spy(q: Any, k: Any, v: Any, mechanism: Any, out: Any, change: Any = edits[0], into: Any = found) -> Any:
+            def spy(*given: Any, change: Any = edits[0].change, into: Any = found) -> Any:
                 with looking(into):
-                    return change(q, k, v, mechanism, out)
+                    return change(*given)
 
-            of.run(text(), edit={0: spy}, hooks=hooks)
+            of.run(text(), edit={0: Rewrite(spy)})
             q, k, v = found
             if M is not None:
                 s = q[0, :, :, 8:] @ k[0, :, :, 8:].mT
@@ -276,8 +275,7 @@ def test_controls_of_an_edit_that_changes_nothing_change_nothing() -> None:
             make(plan, Generator().manual_seed(0))
             for plan in plans(tied.view, chosen_heads(tied.view, None), "symmetric", None)
         ]
-        edits, hooks = live(trace, trace.kept(), made)
-        assert gap(tied.trace(text(), edit=edits, hooks=hooks).points, trace.points) <= 1e-9
+        assert gap(tied.trace(text(), edit=live(trace.ordinary(), made)).points, trace.points) <= 1e-9
 
 
 @torch.no_grad()

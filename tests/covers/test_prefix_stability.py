@@ -99,7 +99,7 @@ def test_place_alone_is_as_stable_for_other_tokens() -> None:
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = double("llama")
     whole = rs.prefix_stability(model, text(), PREFIXES, least=4)
-    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "numbers_in_cache", lambda device: 1)
     apart = rs.prefix_stability(model, text(), PREFIXES, least=4)
     for field in whole.data_vars:
         assert np.allclose(whole[field], apart[field], equal_nan=True), field

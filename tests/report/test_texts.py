@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import rheoscope as rs
-from rheoscope.files import free
+from rheoscope.files import free_name
 from rheoscope.report.texts import text_of
 
 
@@ -29,7 +29,7 @@ def test_a_file_without_text_is_one_line(tmp_path: Path) -> None:
 
 def test_a_free_name_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    assert free(path) == path
+    assert free_name(path) == path
     path.touch()
     (tmp_path / "report-2.html").touch()
-    assert free(path) == tmp_path / "report-3.html"
+    assert free_name(path) == tmp_path / "report-3.html"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Model
+from rheoscope.space.model import Model, Rewrite
 from tests.cases import (
     BIDIRECTIONAL,
     KINDS,
@@ -158,7 +158,7 @@ def test_gradients_reach_the_weights_of_the_model(name: str) -> None:
     of = model(name)
     of.run(text())[-1].sum().backward()
     try:
-        assert all(x.grad is not None for block in of.said.attentions for x in block.parameters())
+        assert all(x.grad is not None for block in of.description.attentions for x in block.parameters())
     finally:
         of.network.zero_grad(set_to_none=True)
 
@@ -254,3 +254,28 @@ def test_points_under_an_edit_are_those_of_the_run(name: str) -> None:
     assert torch.equal(trace.logits, of.run(text(), **changes))
     assert torch.equal(trace.at("L0.resid_post"), traced(name).at("L0.resid_post") + 0.5)
     assert torch.equal(of.trace(text()).points, traced(name).points)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "neox", "bert", "own_branch"])
+def test_a_rewrite_reads_the_points_of_its_layer_and_adds_to_what_attention_wrote(name: str) -> None:
+    of, plain, found = model(name), traced(name), {}
+
+    def change(x: Tensor, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> tuple[Tensor, Tensor]:
+        found["x"] = x.detach().clone()
+        return out, torch.ones_like(x)
+
+    written = next(step for step in plain.steps[plain.middle[1] :] if step not in plain.not_read)
+    after = of.trace(text(), edit={1: Rewrite(change)})
+    assert torch.equal(found["x"][0], plain.read_by(1))
+    assert torch.equal(after.read_by(1), plain.read_by(1))
+    assert gap(after.at(written), plain.at(written) + 1) <= 1e-5
+    seen = of.trace(text(), edit={1: Rewrite(change)}, hooks={written: lambda x: x - 1})
+    assert gap(seen.points, plain.points) <= 1e-5
+    same = of.trace(text(), edit={1: Rewrite(lambda x, q, k, v, mechanism, out: (out, None))})
+    assert torch.equal(same.points, plain.points)
+
+
+def test_a_rewrite_of_a_layer_that_is_not_there_is_refused() -> None:
+    for layer in (-1, 9):
+        with pytest.raises(RheoscopeError, match=f"there is no layer {layer}; this model has layers 0 to 1"):
+            model("gpt2").run(text(), edit={layer: Rewrite(lambda x, q, k, v, mechanism, out: (out, None))})

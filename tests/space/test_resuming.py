@@ -40,7 +40,7 @@ def test_blocks_that_are_given_change_no_bit_and_are_not_computed(name: str) -> 
     given = of.passed(texts())
     assert len(given) == of.view.layers
     seen: list[int] = []
-    attention = of.said.attentions[0]
+    attention = of.description.attentions[0]
     handle = attention.register_forward_hook(lambda *any: seen.append(1))
     for count in range(of.view.layers + 1):
         edit = {count: halved} if count < of.view.layers else {}
@@ -66,7 +66,7 @@ def test_a_resumed_run_sees_what_is_changed_at_its_start_and_leaves_the_model_as
     with pytest.raises(ValueError, match="on the way"):
         of.run_batch(texts(), hooks={"L0.resid_post": broken}, given=given[:1])
     assert torch.equal(of.run_batch(texts()), before)
-    assert not any("forward" in vars(layer[-1].module) for layer in of.said.layers)
+    assert not any("forward" in vars(layer[-1].module) for layer in of.description.layers)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ def steps(name: str) -> list[Step]:
 def watched(name: str, hooks: dict[Step, Callable[[Tensor], Tensor]]) -> Tensor:
     """The points (p, n, d) of a run with hooks."""
     of = model(name)
-    points = torch.empty(1, len(taps(of.said)), LENGTH, of.view.width)
-    with changing(of.said, hooks), watching(of.said, points), torch.no_grad():
+    points = torch.empty(1, len(taps(of.description)), LENGTH, of.view.width)
+    with changing(of.description, hooks), watching(of.description, points), torch.no_grad():
         of.call(text()[None], None)
     return points[0]
 

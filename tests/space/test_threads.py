@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.space.hooks import Ask, asking
+from rheoscope.space.model import Rewrite
 from tests.models import cases as ours
 from tests.pretrained import cases as theirs
 from tests.pretrained.cases import LENGTH, hooks_left, text
@@ -42,6 +43,7 @@ def work(model: Any, seed: int) -> dict[str, Callable[[], Any]]:
         "edit": lambda: model.run(ids, edit={(1, 2): half}),
         "layer": lambda: model.run(longer, edit={0: turned}),
         "edited points": lambda: model.trace(ids, edit={0: turned}).points,
+        "rewrite": lambda: model.run(longer, edit={0: Rewrite(lambda x, q, k, v, mechanism, out: (out, factor * x))}),
         "hooks": lambda: model.run(ids, hooks={"L0.resid_mid": lambda x: factor * x, "L1.resid_post": lambda x: -x}),
         "gradients": lambda: torch.stack(list(model.gradients(ids, lambda y: (factor * y).square().sum())[1].values())),
         "given": lambda: model.run_batch(both, {1: turned}, given=model.passed(both)[:1]),

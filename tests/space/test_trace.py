@@ -138,8 +138,8 @@ def test_kept_tokens_are_those_that_are_not_massive() -> None:
     points = trace.points.clone()
     points[1, [2, 5]] *= 100
     planted = replace(trace, points=points)
-    assert (~planted.kept()).nonzero()[:, 0].tolist() == planted.massive() == [2, 5]
-    assert bool(planted.kept(keep_massive=True).all())
-    assert int(planted.kept(least=LENGTH - 2).sum()) == LENGTH - 2
+    assert (~planted.ordinary()).nonzero()[:, 0].tolist() == planted.massive() == [2, 5]
+    assert bool(planted.ordinary(keep_massive=True).all())
+    assert int(planted.ordinary(least=LENGTH - 2).sum()) == LENGTH - 2
     with pytest.raises(RheoscopeError, match=rf"at least {LENGTH - 1} tokens that are not massive, got {LENGTH - 2}; "):
-        planted.kept(least=LENGTH - 1)
+        planted.ordinary(least=LENGTH - 1)

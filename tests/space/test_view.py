@@ -97,7 +97,7 @@ def positions(name: str, n: int) -> Tensor:
 def test_embed_is_what_a_word_brings_to_the_stream(name: str) -> None:
     """Scaled and mapped into E, whoever made the model: with its position it is where the stream starts, for every token."""
     trace = traced(name, F64)
-    words = trace.view.embed[trace.ids]
+    words = trace.view.embedded(trace.ids)
     assert distance(words + positions(name, len(trace)), started(name, trace)) <= 1e-12
 
 
@@ -106,14 +106,16 @@ def test_embed_is_what_a_word_brings_to_the_stream(name: str) -> None:
 def test_embed_is_what_a_word_brings_on_both_sides_of_a_pair(name: str) -> None:
     both, of = linked.traced(name, F64), linked.model(name, F64)
     for trace, stack in ((both.source, of.network.encoder), (both.target, of.network.decoder)):
-        start = stack.place.embedded(trace.view.embed[trace.ids][None], slice(0, len(trace)))[0]
+        start = stack.place.embedded(trace.view.embedded(trace.ids)[None], slice(0, len(trace)))[0]
         assert distance(start, trace.points[0]) <= 1e-12
 
 
 @pytest.mark.parametrize("name", ["gemma3", "own_encoder", "opt_projected"])
-def test_a_scaled_or_mapped_embedding_is_not_the_bare_table(name: str) -> None:
+def test_what_enters_the_stream_is_scaled_or_mapped_and_no_table_is_copied(name: str) -> None:
     bare = network(name).stack.embed if name in ours.CASES else network(name).get_input_embeddings()
-    assert model(name).view.embed.shape != bare.weight.shape or gap(model(name).view.embed, bare.weight) > 1e-2
+    view, ids = model(name).view, torch.arange(5)
+    assert view.embed.shape != bare.weight.shape or gap(view.embedded(ids), bare.weight[ids]) > 1e-2
+    assert view.embed.shape != bare.weight.shape or view.embed.data_ptr() == bare.weight.data_ptr()
 
 
 @every

@@ -12,14 +12,14 @@ from rheoscope.covers.chosen_heads import Chosen
 from rheoscope.covers.operation import Operation, Plan, live
 from rheoscope.covers.pieces import Batch
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Edits, Hook
+from rheoscope.space.model import Edits
 
 CONTROLS = {"size": operation.same_size, "cloud": operation.same_on_cloud, "spectrum": operation.same_spectrum}
 ABLATIONS = ("mean", "uniform")
 AGAINST = (*CONTROLS, *ABLATIONS)
 Made = dict[str, list[list[Operation]]]
 """Name → operations of every draw; the edit itself is one draw."""
-Running = tuple[str, Edits, dict[str, Hook]]
+Running = tuple[str, Edits]
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ def means_of(batch: Batch, against: Against) -> Means:
 
 
 def running(batch: Batch, chosen: Chosen, made: Made, means: Means, against: Against) -> Iterator[Running]:
-    """Name, edits and hooks of one run after another, for the chosen heads of the layers that were made."""
+    """Name and edits of one run after another, for the chosen heads of the layers that were made."""
     for name, draws in made.items():
         for one in draws:
             own = [replace(part, chosen=chosen[part.layer]) for part in one if part.layer in chosen]
-            yield name, *live(batch.traces[0], batch.kept, own)
+            yield name, live(batch.kept, own)
     if "mean" in against.names:
-        yield "mean", mean_ablation(means, chosen), {}
+        yield "mean", mean_ablation(means, chosen)
     if "uniform" in against.names:
-        yield "uniform", uniform_ablation(chosen), {}
+        yield "uniform", uniform_ablation(chosen)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, scores
+from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.reading import Read, layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 MEANS = ("agreement", "agreement_raw", "agreement_uncentred", "agreement_embedding", "position_baseline")
 CONTROLLED = ("agreement", "agreement_raw")
 """Those of them that stand beside the untrained control."""
-AT_ONCE = 2**18
-"""Scores that are ranked at the same time: they stay in the cache, and no map of all tokens exists."""
 DRAWS_AT_ONCE = 4
 
 
@@ -150,7 +149,9 @@ def over_queries(
     like, length = torch.stack([unit(cloud), unit(read.hat)]), cloud.norm(dim=-1)
     bare = Mechanism(read.heads.mechanism.score, position=read.heads.mechanism.position)
     total, count = torch.zeros(*q.shape[:2], 5, dtype=torch.float64, device=q.device), 0
-    for block in torch.arange(len(at), device=at.device).split(max(1, AT_ONCE // (q.shape[0] * q.shape[1] * len(at)))):
+    for block in torch.arange(len(at), device=at.device).split(
+        max(1, numbers_in_cache(q.device) // (q.shape[0] * q.shape[1] * len(at)))
+    ):
         usable = read.heads.mechanism.mask(at[block], at) & (at[block, None] != at)
         enough = usable.sum(-1) >= least
         rows, usable = block[enough], usable[enough]

@@ -120,7 +120,7 @@ def _alike(rows: list[list[int]]) -> int:
 
 def _counted(traces: Sequence[Trace], places: list[Places], before: int, keep_massive: bool) -> Counted:
     """Which of the shared tokens means are over: those after the boundary that are massive in no text."""
-    there = torch.stack([trace.kept(keep_massive)[at] for trace, at in zip(traces, places, strict=True)]).all(0)
+    there = torch.stack([trace.ordinary(keep_massive)[at] for trace, at in zip(traces, places, strict=True)]).all(0)
     there[:before] = False
     if not bool(there.any()):
         raise RheoscopeError("every token after the boundary is massive in one of the texts; type keep_massive=True")

@@ -137,7 +137,7 @@ def _followed(
         cost = (losses(logits, batch.ids) - batch.before).sum(-1, keepdim=True)
         return moved, torch.cat([*_deviations(plain, moved, batch.kept), cost], -1)
 
-    moved, told = run(*live(batch.traces[0], batch.kept, [edit]))
+    moved, told = run(live(batch.kept, [edit]), {})
     found = [told]
     for name in noises:
         these = [NOISE[name](moved[steps[0]], generator) for _ in range(draws)]

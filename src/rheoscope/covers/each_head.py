@@ -59,8 +59,8 @@ def _swept(
     for layer, some in chosen.items():
         for head in some:
             after: dict[str, list[Tensor]] = {name: [] for name in against.changes}
-            for name, edits, hooks in running(batch, {layer: [head]}, made[layer], means, against):
-                logits = model.run_batch(batch.ids, edits, hooks, passed[:layer])
+            for name, edits in running(batch, {layer: [head]}, made[layer], means, against):
+                logits = model.run_batch(batch.ids, edits, given=passed[:layer])
                 after[name].append(_added(losses(logits, batch.ids) - batch.before, size))
             heads.append(torch.stack([torch.stack(draws).mean(0) for draws in after.values()]))
     sums, before = torch.stack(heads, 1).cpu(), batch.before.mean(-1).tolist()

@@ -16,15 +16,13 @@ from rheoscope.attention.definition import for_every_head
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.chosen_heads import Chosen
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
-from rheoscope.covers.reversed_attention import written_at
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.chance import rotations
 from rheoscope.space.form import Columns, Form, columns, less, own_form, with_columns
 from rheoscope.space.head import Heads
-from rheoscope.space.model import Hook, LayerEdit
+from rheoscope.space.model import Rewrite
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact
-from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
 
@@ -129,73 +127,37 @@ def _rotation(like: Float[Tensor, "h d r"], generator: Generator) -> Float[Tenso
 # While the model runs
 
 
-def live(
-    trace: Trace, kept: Bool[Tensor, "*b n"], made: Iterable[Operation]
-) -> tuple[dict[int, LayerEdit], dict[str, Hook]]:
-    """Edits and hooks of `model.run` that carry out operations on the text of a trace.
-
-    For texts of one length side by side (`model.run_batch`) any of their traces will do: it tells the steps; `kept` (b, n) says which
-    tokens of each text make its own mean.
-    """
-    edits: dict[int, LayerEdit] = {}
-    hooks: dict[str, list[Hook]] = {}
-    for one in made:
-        if not one.form and one.content is None:
-            continue
-        read: list[Tensor] = []
-        added: list[Tensor] = []
-        edits[one.layer] = _editing(one, kept, read, added)
-        hooks.setdefault(str(trace.steps[trace.where[one.layer]]), []).append(_looking(read))
-        if one.content is not None:  # before the next layer looks at the same step
-            hooks.setdefault(str(written_at(trace, one.layer)), []).insert(0, partial(_adding, added))
-    return edits, {label: _in_turn(some) for label, some in hooks.items()}
+def live(kept: Bool[Tensor, "*b n"], made: Iterable[Operation]) -> dict[int, Rewrite]:
+    """Edits of `model.run` that carry out operations; `kept` says which tokens of each text make its own mean."""
+    return {one.layer: Rewrite(partial(changed, one, kept)) for one in made if one.form or one.content is not None}
 
 
-def _looking(read: list[Tensor]) -> Hook:
-    def look(x: Tensor) -> Tensor:
-        read.append(x)
-        return x
-
-    return look
-
-
-def _adding(added: list[Tensor], x: Tensor) -> Tensor:
-    return x + added.pop().to(x).reshape(x.shape)
-
-
-def _in_turn(some: list[Hook]) -> Hook:
-    def hook(x: Tensor) -> Tensor:
-        for one in some:
-            x = one(x)
-        return x
-
-    return hook
-
-
-def _editing(one: Operation, kept: Bool[Tensor, "*b n"], read: list[Tensor], added: list[Tensor]) -> LayerEdit:
-    """The chosen heads attend anew, to further columns; every other stays as the model computed it."""
-
-    def change(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
-        x = read.pop().reshape(len(q), q.shape[-2], -1)
-        hat = one.heads.norm.hat(exact(x))
-        centred, width, new = hat - _mean(hat, kept), v.shape[-1], out
-        k, v = for_every_head(k, q.shape[1])[:, one.chosen], for_every_head(v, q.shape[1])[:, one.chosen]
-        mechanism, q = mechanism.of_heads(one.chosen), q[:, one.chosen]
-        if one.form:
-            more = _columns(one, centred if one.centred_form else hat, hat)
-            mechanism, q, k = with_columns(mechanism, q, k, more)
-        if one.content is not None:
-            carried = _carried(one, centred if one.centred_content else hat)
-            v = torch.cat([v.to(carried), carried], -1)
-        mixed = mechanism.attend(q, k, v.to(q.dtype))
-        if one.form:
-            new = out.clone()
-            new[:, one.chosen] = mixed[..., :width].to(out.dtype)
-        if one.content is not None:
-            added.append(_written(one, mixed[..., width:], new))
-        return new
-
-    return change
+def changed(
+    one: Operation,
+    kept: Bool[Tensor, "*b n"],
+    x: Float[Tensor, "b n d"],
+    q: Float[Tensor, "b h n k"],
+    k: Tensor,
+    v: Tensor,
+    mechanism: Mechanism,
+    out: Float[Tensor, "b h n e"],
+) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b n d"] | None]:
+    """The chosen heads attend anew, to further columns, and what another F adds; every other stays as the model computed it."""
+    hat = one.heads.norm.hat(exact(x))
+    centred, width, new = hat - _mean(hat, kept), v.shape[-1], out
+    k, v = for_every_head(k, q.shape[1])[:, one.chosen], for_every_head(v, q.shape[1])[:, one.chosen]
+    mechanism, q = mechanism.of_heads(one.chosen), q[:, one.chosen]
+    if one.form:
+        more = _columns(one, centred if one.centred_form else hat, hat)
+        mechanism, q, k = with_columns(mechanism, q, k, more)
+    if one.content is not None:
+        carried = _carried(one, centred if one.centred_content else hat)
+        v = torch.cat([v.to(carried), carried], -1)
+    mixed = mechanism.attend(q, k, v.to(q.dtype))
+    if one.form:
+        new = out.clone()
+        new[:, one.chosen] = mixed[..., :width].to(out.dtype)
+    return new, None if one.content is None else _written(one, mixed[..., width:], new)
 
 
 def _mean(hat: Float[Tensor, "b n d"], kept: Bool[Tensor, "*b n"]) -> Float[Tensor, "b 1 d"]:

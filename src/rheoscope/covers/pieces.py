@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import logits_at_once
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, as_list
 from rheoscope.space.share import exact
@@ -18,10 +19,6 @@ Piece = Int[Tensor, " _"]
 """Token ids; every piece may have a length of its own."""
 Progress = Callable[[int, int], None]
 """Told how much of how much is done."""
-ROOM = 1 << 28
-"""Logits held at once on an accelerator: 1 GiB in float32."""
-ROOM_ON_CPU = 1 << 25
-"""On a CPU longer batches save nothing."""
 
 
 def pieces(model: Model, text: Any, window: int = 512) -> list[Piece]:
@@ -86,8 +83,7 @@ def measured(
 
 def most_texts(model: Model, length: int) -> int:
     """How many texts of a length there is room for at once."""
-    room = ROOM_ON_CPU if model.view.embed.device.type == "cpu" else ROOM
-    return max(1, room // (length * len(model.view.embed)))
+    return max(1, logits_at_once(model.device) // (length * len(model.view.embed)))
 
 
 def opened(model: Model, cut: list[Piece], which: list[int]) -> Batch:

@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.attention.definition import scores
+from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.covers.agreement import AT_ONCE, sides
+from rheoscope.covers.agreement import sides
 from rheoscope.covers.reading import Read, provenance, read
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -155,7 +156,7 @@ def alike(one: Read, other: Read, there: Bool[Tensor, " n"], least: int, shift: 
     n, mask = len(there) - shift, one.heads.mechanism.mask
     first, moved = torch.arange(n, device=there.device), torch.arange(shift, shift + n, device=there.device)
     total, count = torch.zeros(a[0].shape[1], dtype=torch.float64, device=there.device), 0
-    for rows in first.split(max(1, AT_ONCE // (a[0].shape[1] * n))):
+    for rows in first.split(max(1, numbers_in_cache(a[0].device) // (a[0].shape[1] * n))):
         permitted = mask(one.at[rows], one.at[:n]) & mask(other.at[moved[rows]], other.at[shift:])
         tokens = there & there.roll(-shift)
         usable = permitted & tokens[:n] & tokens[rows, None] & (rows[:, None] != first)

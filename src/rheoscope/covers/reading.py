@@ -48,7 +48,7 @@ def read(trace: Trace, layer: int, at: Int[Tensor, " n"]) -> Read:
 
 def tokens(trace: Trace, keep_massive: bool, least: int = 1) -> Int[Tensor, " n"]:
     """Places of the tokens that count."""
-    return trace.kept(keep_massive, least).nonzero()[:, 0]
+    return trace.ordinary(keep_massive, least).nonzero()[:, 0]
 
 
 def layer_from_end(view: View, layer: int, head: int = 0) -> int:

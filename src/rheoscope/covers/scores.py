@@ -55,7 +55,7 @@ def scores(
             "the scores of this model are no scaled dot products, so they have no such parts; "
             "type trace.scores(layer, head) for the scores themselves"
         )
-    kept, rows = trace.kept(keep_massive, least=2), []
+    kept, rows = trace.ordinary(keep_massive, least=2), []
     for layer, heads in enumerate(trace.view.blocks):
         rows.append(kernel(heads, trace.read_by(layer), kept))
         if progress is not None:

@@ -121,9 +121,8 @@ def trace_under(model: Model, text: Any, heads: Asked = None, M: str | None = No
     True
     """
     made = [operation.edit(plan, Generator()) for plan in plans(model.view, chosen_heads(model.view, heads), M, F)]
-    trace = model.trace(text)
-    edits, hooks = live(trace, kept_tokens(trace), made)
-    return model.trace(text, logits=model.view.unembed is not None, edit=edits, hooks=hooks)
+    edits = live(kept_tokens(model.trace(text)), made)
+    return model.trace(text, logits=model.view.unembed is not None, edit=edits)
 
 
 # All chosen heads together
@@ -152,8 +151,8 @@ def _changed(model: Model, batch: Batch, chosen: Chosen, made: Made, against: Ag
     first = min(chosen)
     given = model.passed(batch.ids)[:first] if first else []
     after: dict[str, list[Tensor]] = {}
-    for name, edits, hooks in running(batch, chosen, made, means_of(batch, against), against):
-        logits = model.run_batch(batch.ids, edits, hooks, given)
+    for name, edits in running(batch, chosen, made, means_of(batch, against), against):
+        logits = model.run_batch(batch.ids, edits, given=given)
         after.setdefault(name, []).append(losses(logits, batch.ids))
         if name == "edit":
             kl = divergence(batch.logits, logits).tolist()

@@ -68,7 +68,7 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
     """
     check_space(space)
     at = _points(trace, grain)
-    tokens = trace.kept(keep_massive, least).nonzero()[:, 0].tolist()
+    tokens = trace.ordinary(keep_massive, least).nonzero()[:, 0].tolist()
     if not all(bool(edge.isfinite()) for edge in trace.points.aminmax()):  # NaN is the least and the largest
         raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
     attributes = {

@@ -58,7 +58,7 @@ def energy(
     >>> found.cosine.dims, bool((abs(found.cosine) <= 1 + 1e-6).all())
     (('layer', 'head'), True)
     """
-    kept = trace.kept(keep_massive, least=2).nonzero()[:, 0]
+    kept = trace.ordinary(keep_massive, least=2).nonzero()[:, 0]
     rows: list[dict[str, Tensor]] = []
     form = None
     for layer, heads in enumerate(trace.view.blocks):

@@ -7,20 +7,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import checked, components
 from rheoscope.space.prediction import predictions
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
 BEFORE = 7
 """Tokens before it whose predictions are told too, at the end of every layer."""
-AT_ONCE = 48
-"""Points that are read out at a time."""
 
 
 @torch.no_grad()
@@ -95,12 +95,17 @@ def layer_ends(steps: Sequence[Step]) -> list[int]:
 def likeliest(trace: Trace, ends: list[int], there: list[int]) -> dict[str, Tensor]:
     """What each of several places finds likeliest at the end of every layer; no table of all predictions exists."""
     points = trace.points[torch.tensor(ends)[:, None], there].flatten(0, 1)
-    best = [predictions(trace.view, some).max(-1) for some in points.split(AT_ONCE)]
+    best = [predictions(trace.view, some).max(-1) for some in points.split(_points_at_once(trace.view))]
     shape = (len(ends), len(there))
     return {
         "likeliest": torch.cat([one.indices for one in best]).reshape(shape),
         "likeliest_probability": torch.cat([one.values for one in best]).exp().reshape(shape),
     }
+
+
+def _points_at_once(view: View) -> int:
+    assert view.unembed is not None
+    return max(1, numbers_at_once(view.unembed.device) // view.unembed.shape[-1])
 
 
 def elsewhere(token: int, most: int = 64) -> list[int]:

@@ -1,5 +1,6 @@
 """How does every token move through the layers? Speed, path, straightness, turning, and who moves it."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.flow.cloud import clouds
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.share import share
@@ -15,9 +17,6 @@ from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
-
-TOKENS = 64
-"""Tokens whose displacements are compared at a time."""
 
 
 @torch.no_grad()
@@ -117,10 +116,16 @@ def flipped(
     """
     sign = torch.randint(0, 2, (draws, moved.shape[-3]), generator=torch.Generator().manual_seed(seed)) * 2 - 1
     sign, chords = sign.to(moved), []
-    for some in moved.split(TOKENS, dim=-2):
+    for some in moved.split(_tokens_at_once(moved), dim=-2):
         gram = torch.einsum("...snd,...tnd->...nst", some, some)
         chords.append(torch.einsum("ks,...nst,kt->...kn", sign, gram, sign))
     return share(torch.cat(chords, -1).clamp(min=0).sqrt(), path[..., None, :]).mean(-1)
+
+
+def _tokens_at_once(moved: Float[Tensor, "*b s n d"]) -> int:
+    """As many as have their displacements, and the inner products of these, near the cores."""
+    *texts, steps, _, width = moved.shape
+    return max(1, numbers_at_once(moved.device) // (math.prod(texts) * steps * (steps + width)))
 
 
 def attention_share(

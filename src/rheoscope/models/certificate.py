@@ -30,16 +30,16 @@ def certify(model: Trained | Translating) -> Certificate:
 
 def attended(model: Trained, ids: Int[Tensor, " n"]) -> tuple[Trace, list[Float[Tensor, "h n n"]]]:
     """One run: its points, and the weights of every layer by the module itself."""
-    with weighing(model.said.attentions, _weigh) as own:
+    with weighing(model.description.attentions, _weigh) as own:
         return model.trace(ids), own
 
 
 def certify_linked(model: Translating, ids: Int[Tensor, " n"]) -> Certificate:
     """The encoder, the decoder and cross attention between them, in one run on a source and its tokens backwards."""
     with (
-        weighing(model.said_of_source.attentions, _weigh) as source,
-        weighing(model.said.attentions, _weigh) as target,
-        weighing(model.said.crosses, _weigh_across) as across,
+        weighing(model.source_description.attentions, _weigh) as source,
+        weighing(model.description.attentions, _weigh) as target,
+        weighing(model.description.crosses, _weigh_across) as across,
     ):
         linked: Linked = model.trace((ids, ids.flip(0)[: max(1, len(ids) - 2)]))
     return certificate.together(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rheoscope.files import written
+from rheoscope.files import write_file
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer, Translator, build
 from rheoscope.models.vocabulary import load_tokenizer
@@ -47,14 +47,14 @@ def save(
     """
     directory, stored = Path(directory), None if dtype is None else dtype_of(dtype, None)
     tensors = {name: x.detach().to(stored).contiguous().cpu() for name, x in own_tensors(model).items()}
-    written(directory / WEIGHTS, lambda file: save_tensors(tensors, file))
+    write_file(directory / WEIGHTS, lambda file: save_tensors(tensors, file))
     if tokenizer is not None:
         told = Path(tokenizer).read_text() if isinstance(tokenizer, str | Path) else tokenizer.to_str(pretty=True)
-        written(directory / TOKENIZER, lambda file: file.write_text(told))
+        write_file(directory / TOKENIZER, lambda file: file.write_text(told))
     if card is not None:
-        written(directory / CARD, lambda file: file.write_text(json.dumps(card, indent=1, default=str) + "\n"))
+        write_file(directory / CARD, lambda file: file.write_text(json.dumps(card, indent=1, default=str) + "\n"))
     config: Any = model.config
-    written(directory / CONFIG, config.save)
+    write_file(directory / CONFIG, config.save)
     return directory
 
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rheoscope.files import whole
+from rheoscope.files import whole_file
 from rheoscope.models.text_files import END_OF_TEXT, fragments
 from rheoscope.models.token_files import (
     TOKENIZER,
@@ -265,7 +265,7 @@ def _tokenizer(train: _Part, kept: _Part, vocabulary: int | str, given: Path | N
 
 def _write_part(path: Path, part: _Part, tokenizer: "Tokenizer", told: Progress) -> dict[str, Any]:
     tokens, done, whole_bytes = 0, 0, part.size
-    with whole(path) as temporary, temporary.open("wb") as file:
+    with whole_file(path) as temporary, temporary.open("wb") as file:
         for row in token_rows(part.pieces(mark=END_OF_TEXT), tokenizer):
             file.write(row.tobytes())
             tokens, done = tokens + len(row), done + 1

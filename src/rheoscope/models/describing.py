@@ -46,22 +46,23 @@ def described(network: Any, tokenizer: Any, name: str, progress: Progress | None
         far = view_of(source, network.encoder, None, facts(network.encoder, name))
         near = view_of(target, network.decoder, network.unembed, facts(network, name, progress))
         return Translating(network, _library(tokenizer), target, near, source, far)
-    said = describe(network.stack)
-    view = view_of(said, network.stack, network.unembed, facts(network, name, progress))
-    return Trained(network, _library(tokenizer), said, view)
+    description = describe(network.stack)
+    view = view_of(description, network.stack, network.unembed, facts(network, name, progress))
+    return Trained(network, _library(tokenizer), description, view)
 
 
-def view_of(said: Description, stack: Stack, unembed: nn.Linear | None, facts: dict[str, Any]) -> View:
+def view_of(description: Description, stack: Stack, unembed: nn.Linear | None, facts: dict[str, Any]) -> View:
     """The View of a stack; the encoder of a Translator has no unembedding."""
     return View(
-        blocks=said.blocks,
-        embed=_scaled(stack.embed.weight, stack.scale),
+        blocks=description.blocks,
+        embed=stack.embed.weight,
+        embed_scale=stack.scale,
         unembed=None if unembed is None else unembed.weight.T,
-        final_norm=said.final_norm,
-        mlps=said.mlps,
+        final_norm=description.final_norm,
+        mlps=description.mlps,
         context=stack.config.context,
         facts=facts,
-        crossing=said.crossing,
+        crossing=description.crossing,
     )
 
 

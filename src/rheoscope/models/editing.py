@@ -33,10 +33,10 @@ _edits: ContextVar[Mapping[nn.Module, LayerEdit]] = ContextVar("edits of this th
 
 
 @contextmanager
-def editing(said: Description, edit: Edits) -> Iterator[None]:
+def editing(description: Description, edit: Edits) -> Iterator[None]:
     """Inside, and in this thread alone, heads (layer, head) or whole layers are computed by their edits."""
-    attentions: Sequence[Any] = said.attentions
-    edits = {attentions[layer].mechanism: change for layer, change in by_layer(said.blocks, edit).items()}
+    attentions: Sequence[Any] = description.attentions
+    edits = {attentions[layer].mechanism: change for layer, change in by_layer(description.blocks, edit).items()}
     with ExitStack() as stack:
         for attention in edits:
             stack.enter_context(shared_change((attention, "current"), partial(_asking_first, attention)))

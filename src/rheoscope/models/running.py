@@ -21,7 +21,7 @@ class Ours(Running):
     """What both kinds of models of this project share: how heads are edited and how text becomes ids."""
 
     def editing(self, edit: Edits) -> AbstractContextManager[None]:
-        return editing(self.said, edit)
+        return editing(self.description, edit)
 
     def encode(self, text: str) -> list[int]:
         try:

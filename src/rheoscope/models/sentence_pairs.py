@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rheoscope.files import whole
+from rheoscope.files import whole_file
 from rheoscope.models.data import Progress, seeded
 from rheoscope.models.text_files import lines
 from rheoscope.models.token_files import (
@@ -194,8 +194,8 @@ def _write_pairs(out: Path, name: str, rows: Iterable[np.ndarray]) -> dict[str, 
     """<name>.bin and <name>_ends.bin, side by side."""
     tokens, sides = 0, 0
     with (
-        whole(out / f"{name}.bin") as one,
-        whole(out / f"{name}_ends.bin") as other,
+        whole_file(out / f"{name}.bin") as one,
+        whole_file(out / f"{name}_ends.bin") as other,
         one.open("wb") as file,
         other.open("wb") as ends,
     ):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rheoscope.files import written
+from rheoscope.files import write_file
 from rheoscope.models.data import Corpus, Progress, prepare
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PairCorpus, prepare_pairs
@@ -66,7 +66,7 @@ def _prepared(
         _check_same(out, request)
         return
     with filling(out):
-        written(out / REQUEST, lambda file: file.write_text(json.dumps(request, indent=1) + "\n"))
+        write_file(out / REQUEST, lambda file: file.write_text(json.dumps(request, indent=1) + "\n"))
     if not translates:
         prepare(data, out, recipe.vocabulary, held_out=held_out or recipe.held_out, progress=progress)
         return

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rheoscope.files import written
+from rheoscope.files import write_file
 from rheoscope.models import checkpoint
 from rheoscope.models.config import Config
 from rheoscope.shapes import RheoscopeError
@@ -62,7 +62,7 @@ def keep_best(out: Path, model: nn.Module, tokenizer: Path | None, step: int, fi
     """The best model so far, where `rheoscope.load(out)` finds it, and its figures."""
     with writing(out):
         checkpoint.save(model, out, tokenizer)
-        written(out / FIGURES, lambda file: file.write_text(json.dumps({"step": step} | figures) + "\n"))
+        write_file(out / FIGURES, lambda file: file.write_text(json.dumps({"step": step} | figures) + "\n"))
 
 
 def best_figures(out: Path) -> dict[str, float | int]:
@@ -161,7 +161,7 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
         if (out / checkpoint.WEIGHTS).exists() and not file.exists():
             raise RheoscopeError(f"{out} holds a model that was not trained there; type another --out")
         with writing(out):
-            written(file, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
+            write_file(file, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
         return
     held = json.loads(file.read_text()) if file.exists() else now
     _same_vocabulary(folder, held["config"], now["config"], tokenizer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.files import whole
+from rheoscope.files import whole_file
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def token_rows(texts: Iterable[str], tokenizer: "Tokenizer") -> Iterator[np.ndar
 def write_tokenizer(out: Path, tokenizer: "Tokenizer") -> None:
     """tokenizer.json, the first file to be written: from here until the new corpus.json nobody may open the directory."""
     (out / MANIFEST).unlink(missing_ok=True)
-    with whole(out / TOKENIZER) as file:
+    with whole_file(out / TOKENIZER) as file:
         file.write_text(tokenizer.to_str(pretty=True))
 
 
@@ -69,7 +69,7 @@ def write_manifest(out: Path, kind: str, tokenizer: "Tokenizer", files: Iterable
         "files": [file.name for file in files],
         "tokenizer_sha256": _sha(out / TOKENIZER),
     }
-    with whole(out / MANIFEST) as file:
+    with whole_file(out / MANIFEST) as file:
         file.write_text(json.dumps(manifest, indent=1) + "\n")
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rheoscope.files import written
+from rheoscope.files import write_file
 from rheoscope.models import state
 from rheoscope.models.optimiser import optimisers, rate_at
 from rheoscope.models.recipes import Recipe
@@ -239,7 +239,7 @@ class Log:
         self.out = out
         lines = "".join(json.dumps(line) + "\n" for line in read_log(out) if line["step"] <= step)
         with state.writing(out):
-            written(out / state.LOG, lambda file: file.write_text(lines))
+            write_file(out / state.LOG, lambda file: file.write_text(lines))
 
     def write(self, figures: Figures) -> None:
         with state.writing(self.out), (self.out / state.LOG).open("a") as log:

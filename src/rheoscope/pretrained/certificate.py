@@ -26,7 +26,7 @@ def attended(model: Any, ids: Tensor, progress: Progress | None = None) -> tuple
         own.append(out[1][0])
         tell(len(own), model.view.layers)
 
-    keep = [attn.register_forward_hook(keep_weights) for attn in model.said.attentions]
+    keep = [attn.register_forward_hook(keep_weights) for attn in model.description.attentions]
     model.network.set_attn_implementation("eager")
     try:
         trace = model.trace(ids)

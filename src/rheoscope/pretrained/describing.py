@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.pretrained.families import family_of
@@ -17,20 +16,21 @@ def described(network: Any, tokenizer: Any, name: str, progress: Progress | None
     """The model with its View, not yet certified."""
     family = family_of(network.config)
     check_weights(network)
-    said = family.describe(network)
-    unembed = None if said.encoder else network.get_output_embeddings()
+    description = family.describe(network)
+    unembed = None if description.encoder else network.get_output_embeddings()
     view = View(
-        blocks=said.blocks,
-        embed=_through(rows(said.embed), said.into),
-        unembed=None if unembed is None else _through(said.out_of, unembed.weight.T),
+        blocks=description.blocks,
+        embed=_through(description.embed.weight, description.into),
+        embed_scale=_scale(description.embed),
+        unembed=None if unembed is None else _through(description.out_of, unembed.weight.T),
         unembed_bias=None if unembed is None else getattr(unembed, "bias", None),
-        final_norm=said.final_norm,
-        mlps=said.mlps,
+        final_norm=description.final_norm,
+        mlps=description.mlps,
         context=_context(network.config),
         logit_cap=getattr(network.config, "final_logit_softcapping", None),
         facts=facts(network, family, name, progress),
     )
-    return Pretrained(network, tokenizer, said, view)
+    return Pretrained(network, tokenizer, description, view)
 
 
 def facts(network: Any, family: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
@@ -46,11 +46,9 @@ def facts(network: Any, family: Any, name: str, progress: Progress | None = None
     }
 
 
-@torch.no_grad()
-def rows(embedding: Any) -> Float[Tensor, "vocabulary w"]:
-    """The row of every word as the module gives it; Gemma scales them, in the dtype of the weights."""
-    scale = getattr(embedding, "embed_scale", None)
-    return embedding.weight if scale is None else embedding.weight * torch.as_tensor(scale).to(embedding.weight)
+def _scale(embedding: Any) -> float:
+    """What the module multiplies its rows by; Gemma does, in the dtype of the weights."""
+    return float(torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(embedding.weight))
 
 
 def _context(config: Any) -> int | None:

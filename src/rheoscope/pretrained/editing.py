@@ -21,12 +21,12 @@ _edits: ContextVar[Mapping[nn.Module, LayerEdit]] = ContextVar("edits of this th
 
 
 @contextmanager
-def editing(model: Any, said: Description, edit: Edits) -> Iterator[None]:
+def editing(model: Any, description: Description, edit: Edits) -> Iterator[None]:
     """Inside, and in this thread alone, heads (layer, head) or whole layers are computed by their edits.
 
     The model's implementation comes back when no thread edits any more; until then it computes for all others as ever.
     """
-    edits = {said.attentions[layer]: change for layer, change in by_layer(said.blocks, edit).items()}
+    edits = {description.attentions[layer]: change for layer, change in by_layer(description.blocks, edit).items()}
     if not edits:
         yield
         return

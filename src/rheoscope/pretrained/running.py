@@ -30,7 +30,7 @@ class Pretrained(Running):
         self.network.base_model(**_inputs(ids, real))
 
     def editing(self, edit: Edits) -> AbstractContextManager[None]:
-        return editing(self.network, self.said, edit)
+        return editing(self.network, self.description, edit)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text)["input_ids"]

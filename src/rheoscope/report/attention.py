@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.survey import Surveyed, cloud, survey
-from rheoscope.files import written
+from rheoscope.files import write_file
 from rheoscope.report.page import Page, png, save
 from rheoscope.report.telling import Cell
 from rheoscope.shapes import RheoscopeError
@@ -128,7 +128,7 @@ def show(out: Path, json_file: Path | None, tokens: int, explain: bool) -> None:
             page(rows, picture, tokens).save(out / "rheoscope-attention.html"),
         ]
     if json_file is not None:
-        said.append(written(json_file, lambda path: path.write_text(json.dumps(as_json(rows), indent=1))))
+        said.append(write_file(json_file, lambda path: path.write_text(json.dumps(as_json(rows), indent=1))))
     console.print("\n".join(said), soft_wrap=True)
     broken = [row.named.name for row in rows if row.broken]
     if broken:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.files import free
+from rheoscope.files import free_name
 from rheoscope.report.answers import Answers
 from rheoscope.report.answers_page import compared_page, page_of
 from rheoscope.report.asking import Subject, ask
@@ -107,7 +107,7 @@ def _write(console: "Console", answers: Answers, save_page: Any, files: Files, s
     if save_page is None:
         return
     try:
-        console.print(save_page(free(REPORT) if files.html is None else files.html), soft_wrap=True, markup=False)
+        console.print(save_page(free_name(REPORT) if files.html is None else files.html), soft_wrap=True, markup=False)
     except RheoscopeError as error:
         if files.html is not None:
             raise

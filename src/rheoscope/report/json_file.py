@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.files import written
+from rheoscope.files import write_file
 
 if TYPE_CHECKING:
     import xarray
@@ -23,7 +23,7 @@ def save_json(
     told: dict[str, Any] = {name: as_json(dataset) for name, dataset in datasets.items()}
     if compared is not None:
         told["compared"] = {name: as_json(dataset) for name, dataset in compared.items()}
-    return written(path, lambda temporary: temporary.write_text(json.dumps(told, ensure_ascii=False, indent=1)))
+    return write_file(path, lambda temporary: temporary.write_text(json.dumps(told, ensure_ascii=False, indent=1)))
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,14 @@
 """The catalogue as text: the list in the README, and the page of the documentation with every field."""
 
+import sys
+from pathlib import Path
+
 from rheoscope.catalogue import TABLE, analysis
+from rheoscope.files import write_file
 from rheoscope.space.analysis import Analysis
 
+MARKS = "<!-- analyses -->", "<!-- /analyses -->"
+"""Between them stands the list in the README."""
 NEEDS = {"view": "weights alone", "trace": "one text", "model": "runs the model again"}
 
 
@@ -49,3 +55,22 @@ def _plain(default: object) -> bool:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("$", "\\$")
+
+
+def with_list(text: str) -> str:
+    """A page whose list between the marks is that of the catalogue.
+
+    >>> with_list("a <!-- analyses --> old <!-- /analyses --> b").count("| `readout` |")
+    1
+    """
+    (before, rest), (begin, end) = text.split(MARKS[0], 1), MARKS
+    return f"{before}{begin}\n{as_list()}\n{end}{rest.split(end, 1)[1]}"
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    print(
+        write_file(
+            page, lambda temporary: temporary.write_text(with_list(page.read_text(encoding="utf-8")), encoding="utf-8")
+        )
+    )

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rheoscope.files import written
+from rheoscope.files import write_file
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.picture import Picture
 from rheoscope.report.telling import Cell, cells
@@ -171,7 +171,7 @@ def png(figure: "Figure", dpi: int = 130) -> bytes:
 
 
 def save(data: bytes, path: Path) -> str:
-    return written(path, lambda temporary: temporary.write_bytes(data))
+    return write_file(path, lambda temporary: temporary.write_bytes(data))
 
 
 def _cell(tag: str, cell: Cell, word: bool) -> str:

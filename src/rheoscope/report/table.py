@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rheoscope.files import written
+from rheoscope.files import write_file
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def save_csv(datasets: "dict[str, xarray.Dataset]", directory: Path) -> str:
 
 
 def _saved(frame: "pandas.DataFrame", path: Path) -> str:
-    return written(path, lambda temporary: temporary.write_text(csv_text(frame), encoding="utf-8", newline=""))
+    return write_file(path, lambda temporary: temporary.write_text(csv_text(frame), encoding="utf-8", newline=""))
 
 
 def _frame(dataset: "xarray.Dataset", dims: tuple[str, ...], names: list[str]) -> "pandas.DataFrame":

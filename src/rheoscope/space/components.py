@@ -55,7 +55,7 @@ def components(trace: Trace, step: str | Step | None = None, tokens: Sequence[in
     found = started(trace, rows)
     for layer in range(trace.view.layers):
         for at in range(trace.where[layer] + 1, min(end_of(trace, layer), last) + 1):
-            found |= written(trace, layer, at, rows)
+            found |= written_between(trace, layer, at, rows)
     return Components(tuple(found), torch.stack(list(found.values())))
 
 
@@ -81,14 +81,14 @@ def mlp_at(trace: Trace, layer: int) -> int:
 def started(trace: Trace, rows: list[int]) -> Named:
     """What each word brings, and what else stands at the start: positions (in BERT, segments and a norm too)."""
     start = exact(trace.points[0, rows])
-    words = exact(trace.view.embed[trace.ids[rows].to(trace.view.embed.device)])
+    words = exact(trace.view.embedded(trace.ids[rows]))
     rest = start - words
     if float(rest.norm()) <= 10 * torch.finfo(trace.points.dtype).eps * float(start.norm()):
         return {"embed": start}
     return {"embed": words, "position": rest}
 
 
-def written(trace: Trace, layer: int, at: int, rows: list[int]) -> Named:
+def written_between(trace: Trace, layer: int, at: int, rows: list[int]) -> Named:
     """What a layer wrote from the step before `at` to `at`, by name."""
     name, step, before = f"L{layer}", trace.steps[at], trace.steps[at - 1]
     if at == trace.middle[layer]:

@@ -1,6 +1,7 @@
 """Edits of heads, or of whole layers, looked at once before a model runs with them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,60 @@ from torch import Tensor
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, of_head
-from rheoscope.space.model import Edit, Edits, LayerEdit
+from rheoscope.space.hooks import Ask
+from rheoscope.space.model import Edit, Edits, Hook, Hooks, LayerEdit, Rewrite
+from rheoscope.space.stream import Description, looking
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """What changes in one run of a model: edits of heads and layers, hooks by label, and what looks at points for edits."""
+
+    edits: Edits
+    hooks: dict[str, Hook]
+    looks: list[Ask]
+
+
+def for_one_run(description: Description, edit: Edits, hooks: Hooks) -> Changes:
+    """A Rewrite as an edit of a layer, a look at what the layer reads, and a hook where its attention has written.
+
+    They hand to each other, by the number of the layer, what belongs to this run and to no other.
+    """
+    edits: dict[Any, Any] = dict(edit)
+    asked, looks = {str(step): hook for step, hook in hooks.items()}, []
+    read: dict[int, Tensor] = {}
+    added: dict[int, Tensor] = {}
+    for layer, change in edits.items():
+        if isinstance(change, Rewrite) and 0 <= layer < len(description.layers):
+            edits[layer] = partial(_rewritten, layer, change, read, added)
+            looks.append(looking(description.read_by(layer), partial(read.__setitem__, layer)))
+            label = str(description.written_by(layer).step)
+            asked[label] = partial(_adding, layer, added, asked.get(label))
+    return Changes(edits, asked, looks)
+
+
+def _rewritten(
+    layer: int,
+    rewrite: Rewrite,
+    read: dict[int, Tensor],
+    added: dict[int, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: Mechanism,
+    out: Tensor,
+) -> Tensor:
+    new, beside = rewrite.change(read.pop(layer).reshape(len(q), q.shape[-2], -1), q, k, v, mechanism, out)
+    if beside is not None:
+        added[layer] = beside
+    return new
+
+
+def _adding(layer: int, added: dict[int, Tensor], then: Hook | None, x: Tensor) -> Tensor:
+    """The points with what attention wrote beside its heads; a hook of the same step sees it."""
+    if layer in added:
+        x = x + added.pop(layer).to(x).reshape(x.shape)
+    return x if then is None else then(x)
 
 
 def by_layer(blocks: Sequence[Heads], edit: Edits) -> dict[int, LayerEdit]:

@@ -261,9 +261,9 @@ class Heads:
         A constant that is added to every value can as well be added to the output: only apart from it a head is told
         from the other heads.
         """
-        return self.written(*apart(self.mechanism, *self.read(x), self.value_bias))
+        return self.as_carried(*apart(self.mechanism, *self.read(x), self.value_bias))
 
-    def written(self, tokens: Float[Tensor, "h n e"], constant: Float[Tensor, "h m e"]) -> Carried:
+    def as_carried(self, tokens: Float[Tensor, "h n e"], constant: Float[Tensor, "h m e"]) -> Carried:
         """Both through W_O and, where there is one, the norm after attention; `constant` has one row where all are the same."""
         rest = self._with_bias((constant @ self.W_O).sum(0)).expand(tokens.shape[1], -1)
         made = Carried(tokens, self.W_O.detach(), rest)

@@ -68,7 +68,7 @@ class Pairing(Running):
     A maker says how to call the network on a source and a target, and how a string becomes ids on either side.
     """
 
-    said_of_source: Description
+    source_description: Description
     encoder: View
 
     @abstractmethod
@@ -90,20 +90,20 @@ class Pairing(Running):
     @torch.no_grad()
     def _linked(self, batch: list[tuple[Tensor, Tensor]], texts: list[Any], logits: bool) -> list[Linked]:
         (sources, real), (targets, _) = (padded(side, self.device) for side in zip(*batch, strict=True))
-        far, near, said = room(self.said_of_source, sources), room(self.said, targets), None
-        with watching(self.said_of_source, far), watching(self.said, near):
+        far, near, found = room(self.source_description, sources), room(self.description, targets), None
+        with watching(self.source_description, far), watching(self.description, near):
             if logits:
-                said = self.call((sources, targets), real)
+                found = self.call((sources, targets), real)
             else:
                 self.pass_through((sources, targets), real)
-        source = self._side(self.encoder, self.said_of_source, far, batch, texts, 0)
-        target = self._side(self.view, self.said, near, batch, texts, 1, said)
+        source = self._side(self.encoder, self.source_description, far, batch, texts, 0)
+        target = self._side(self.view, self.description, near, batch, texts, 1, found)
         return [Linked(one, replace(other, memory=one.points[-1])) for one, other in zip(source, target, strict=True)]
 
     def _side(
         self,
         view: View,
-        said: Description,
+        description: Description,
         points: Tensor,
         batch: list[tuple[Tensor, Tensor]],
         texts: list[Any],
@@ -113,7 +113,7 @@ class Pairing(Running):
         """One text of every pair: the sources (0) or the targets (1)."""
         ids = [pair[side] for pair in batch]
         told = [pair[side] if isinstance(pair[side], str) else "" for pair in texts]
-        return traced(view, said, points, ids, [self.words(one) for one in ids], told, logits)
+        return traced(view, description, points, ids, [self.words(one) for one in ids], told, logits)
 
     def run(self, text: Any, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
         """Logits (T, vocabulary) of the pair (source, target), with heads edited and points changed; undone on exit.
@@ -131,7 +131,7 @@ class Pairing(Running):
         asked = {str(step): hook for step, hook in (hooks or {}).items()}
         far = {label: hook for label, hook in asked.items() if label.startswith(SOURCE)}
         near = {label: hook for label, hook in asked.items() if label not in far}
-        with self.editing(edit or {}), changing(self.said_of_source, far, SOURCE), changing(self.said, near):
+        with changing(self.source_description, far, SOURCE), super().changed(edit, near):
             yield
 
     def both(self, pair: Any) -> Ids:

@@ -1,6 +1,7 @@
 """What a Model is, whoever made it: a View, and a way to run it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol, overload, runtime_checkable
 
@@ -19,7 +20,19 @@ Edit = Callable[[Tensor, Tensor, Tensor, Mechanism], Tensor]
 LayerEdit = Callable[[Tensor, Tensor, Tensor, Mechanism, Tensor], Tensor]
 """An edit of all heads of a layer: from q (b, h, n, ·), k, v (b, g, n, ·), the mechanism and the outputs (b, h, n, e) that the
 model itself computed to new outputs."""
-Edits = Mapping[tuple[int, int], Edit] | Mapping[int, LayerEdit]
+
+
+@dataclass(frozen=True, eq=False)
+class Rewrite:
+    """An edit of a layer by its points: `change(x, q, k, v, mechanism, out)`, where x (b, n, d) are the points that the layer reads.
+
+    It gives new outputs (b, h, n, e), and what attention writes to every token beside them (b, n, d), or None.
+    """
+
+    change: Callable[[Tensor, Tensor, Tensor, Tensor, Mechanism, Tensor], tuple[Tensor, Tensor | None]]
+
+
+Edits = Mapping[tuple[int, int], Edit] | Mapping[int, LayerEdit | Rewrite]
 """{(layer, head): edit of a head}, or {layer: edit of a layer}."""
 Hook = Callable[[Tensor], Tensor]
 """A change of the points (b, n, d) at a step."""

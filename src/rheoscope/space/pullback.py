@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.space.trace import Trace
 
 Cloud = Float[Tensor, "n d"]
-ROWS = 128
-"""Tokens that go through an MLP at a time."""
+WIDER = 16
+"""An MLP holds about so many numbers for each one of a token: two or three hidden layers of four times the width."""
 
 
 def pulled_back(trace: Trace, by_last: Cloud) -> list[Cloud]:
@@ -42,7 +43,8 @@ def adds_up(trace: Trace) -> bool:
 
 def _back_by_rows(half: Callable[[Tensor], Tensor], x: Cloud, g: Cloud) -> Cloud:
     """The same for a map of each token alone, some tokens at a time: an MLP is wide."""
-    return torch.cat([_back(half, *both) for both in zip(x.split(ROWS), g.split(ROWS), strict=True)])
+    rows = max(1, numbers_at_once(x.device) // (WIDER * x.shape[-1]))
+    return torch.cat([_back(half, *both) for both in zip(x.split(rows), g.split(rows), strict=True)])
 
 
 def _back(half: Callable[[Tensor], Tensor], x: Cloud, g: Cloud) -> Cloud:

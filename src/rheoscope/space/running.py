@@ -1,8 +1,8 @@
 """A model that runs: texts become points by plain hooks, whoever computes; only how to call it differs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, overload
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
+from rheoscope.space.editing import for_one_run
+from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
 from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
 from rheoscope.space.trace import Trace
@@ -30,7 +32,7 @@ class Running(ABC):
 
     network: Any
     tokenizer: Any
-    said: Description
+    description: Description
     view: View
 
     @abstractmethod
@@ -78,20 +80,20 @@ class Running(ABC):
         many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
         batch: Any = text if many else [text]
         ids, texts = [self.ids(one) for one in batch], [one if isinstance(one, str) else "" for one in batch]
-        with self.editing(edit or {}), changing(self.said, hooks or {}):
+        with self.changed(edit, hooks):
             traces = self._traces(ids, texts, logits)
         return traces if many else traces[0]
 
     @torch.no_grad()
     def _traces(self, batch: list[Tensor], texts: list[str], logits: bool) -> Traces:
         ids, real = padded(batch, self.device)
-        points, said = room(self.said, ids), None
-        with watching(self.said, points):
+        points, found = room(self.description, ids), None
+        with watching(self.description, points):
             if logits:
-                said = self.call(ids, real)
+                found = self.call(ids, real)
             else:
                 self.pass_through(ids, real)
-        return traced(self.view, self.said, points, batch, [self.words(one) for one in batch], texts, said)
+        return traced(self.view, self.description, points, batch, [self.words(one) for one in batch], texts, found)
 
     def run(
         self,
@@ -102,12 +104,20 @@ class Running(ABC):
         """Logits (n, vocabulary), with heads edited and points changed; undone on exit, gradients allowed.
 
         `edit={(layer, head): f}`: f(q, k, v, mechanism) of that head (b, 1, n, ·) gives its output (b, 1, n, e).
-        `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer gives their outputs (b, h, n, e).
+        `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer gives their outputs (b, h, n, e); a `Rewrite`
+        reads the points of the layer too, and may write beside the heads.
         `hooks={"L3.resid_mid": g}`: the points (b, n, d) at that step become g(points).
         """
         ids = self.ids(text)[None].to(self.device)
-        with self.editing(edit or {}), changing(self.said, hooks or {}):
+        with self.changed(edit, hooks):
             return self.call(ids, None)[0]
+
+    @contextmanager
+    def changed(self, edit: Edits | None, hooks: Hooks | None) -> Iterator[None]:
+        """Inside, and in this thread alone, heads are edited and points changed."""
+        run = for_one_run(self.description, edit or {}, hooks or {})
+        with self.editing(run.edits), changing(self.description, run.hooks), asking(run.looks):
+            yield
 
     def run_batch(
         self,
@@ -123,8 +133,8 @@ class Running(ABC):
         """
         self._refuse_pairs()
         layers = [at if isinstance(at, int) else at[0] for at in edit or {}]
-        check_given(self.said, given, layers, hooks or {})
-        with self.editing(edit or {}), resuming(self.said, given), changing(self.said, hooks or {}):
+        check_given(self.description, given, layers, hooks or {})
+        with self.changed(edit, hooks), resuming(self.description, given):
             return self.call(ids.to(self.device), None)
 
     @torch.no_grad()
@@ -132,7 +142,7 @@ class Running(ABC):
         """What every block gives for texts of one length, as the network itself passes it on: see `run_batch`."""
         self._refuse_pairs()
         kept: list[Any] = []
-        with keeping(self.said, kept):
+        with keeping(self.description, kept):
             self.pass_through(ids.to(self.device), None)
         return kept
 
@@ -146,13 +156,13 @@ class Running(ABC):
         One forward and one backward pass; weights take no part, so frozen ones will do.
         """
         seen: dict[str, Tensor] = {}
-        with torch.enable_grad(), gathering(self.said, seen):
+        with torch.enable_grad(), gathering(self.description, seen):
             value = of(self.call(self.ids(text)[None].to(self.device), None)[0])
         if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
             raise RheoscopeError(
                 "a gradient is of one number that depends on the logits; type a function of logits to a scalar"
             )
-        points = {str(tap.step): seen[str(tap.step)] for tap in taps(self.said) if not tap.added}
+        points = {str(tap.step): seen[str(tap.step)] for tap in taps(self.description) if not tap.added}
         found = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
         return value.detach(), {label: g.reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)}
 
@@ -162,7 +172,7 @@ class Running(ABC):
 
     @property
     def device(self) -> torch.device:
-        return self.said.embed.weight.device
+        return self.description.embed.weight.device
 
     def ids(self, text: Text, encode: Callable[[str], list[int]] | None = None) -> Int[Tensor, " n"]:
         """Token ids as the tokenizer makes them (special tokens included), or the ids given; looked at once, here."""
@@ -203,15 +213,17 @@ def whole_numbers(text: Any) -> Int[Tensor, " n"]:
     return ids.long().cpu()
 
 
-def room(said: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
+def room(description: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
     """Where the points of a batch will stand, as wide and as exact as the stream; each text's after each other."""
-    width = said.blocks[0].W_O.shape[-1]
-    return torch.empty(len(ids), len(taps(said)), ids.shape[1], width, device=ids.device, dtype=said.embed.weight.dtype)
+    width = description.blocks[0].W_O.shape[-1]
+    return torch.empty(
+        len(ids), len(taps(description)), ids.shape[1], width, device=ids.device, dtype=description.embed.weight.dtype
+    )
 
 
 def traced(
     view: View,
-    said: Description,
+    description: Description,
     points: Float[Tensor, "b p n d"],
     batch: Sequence[Tensor],
     tokens: Sequence[list[str]],
@@ -221,7 +233,7 @@ def traced(
     """What one forward pass saw of a batch of texts."""
     ids, _ = padded(batch)
     lengths = torch.tensor([len(one) for one in batch], device=points.device)
-    where = tuple(len(said.layers[0]) * layer for layer in range(view.layers))
+    where = tuple(len(description.layers[0]) * layer for layer in range(view.layers))
     return Traces(
         view=view,
         points=points,
@@ -230,11 +242,11 @@ def traced(
         lengths=lengths,
         tokens=tuple(tokens),
         texts=tuple(texts),
-        steps=tuple(tap.step for tap in taps(said)),
+        steps=tuple(tap.step for tap in taps(description)),
         where=where,
         middle=tuple(at + 1 for at in where),
         logits=logits,
-        not_read=frozenset(tap.step for tap in taps(said) if tap.added),
+        not_read=frozenset(tap.step for tap in taps(description) if tap.added),
     )
 
 

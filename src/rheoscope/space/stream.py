@@ -59,6 +59,15 @@ class Description:
     crossing: tuple[Crossing, ...] = ()
     crosses: tuple[nn.Module, ...] = ()
 
+    def read_by(self, layer: int) -> Tap:
+        """The points that the attention of a layer reads."""
+        return self.layers[layer - 1][-1] if layer else self.start
+
+    def written_by(self, layer: int) -> Tap:
+        """The first points that hold what the attention of a layer wrote: after attention, or after a parallel block."""
+        first, *_, last = self.layers[layer]
+        return last if first.added else first
+
 
 def pre_norm_taps(layers: Sequence[Any], middle: str, writer: str, share: float = 1.0) -> tuple[tuple[Tap, ...], ...]:
     """Half-layers of pre-norm blocks: `middle` names the norm that reads the point after attention, `writer` what adds."""
@@ -81,15 +90,15 @@ def post_norm_taps(layer: int, block: Any, attention_norm: Any, mlp_norm: Any) -
     )
 
 
-def taps(said: Description) -> list[Tap]:
+def taps(description: Description) -> list[Tap]:
     """Every step of the stream, from the embedding to the last point."""
-    return [said.start, *(tap for layer in said.layers for tap in layer)]
+    return [description.start, *(tap for layer in description.layers for tap in layer)]
 
 
 @contextmanager
-def watching(said: Description, points: Float[Tensor, "b p n d"]) -> Iterator[None]:
+def watching(description: Description, points: Float[Tensor, "b p n d"]) -> Iterator[None]:
     """While the model runs, copy what passes each tap into `points`."""
-    with asking([looking(tap, partial(_keep, points, at, tap.added)) for at, tap in enumerate(taps(said))]):
+    with asking([looking(tap, partial(_keep, points, at, tap.added)) for at, tap in enumerate(taps(description))]):
         yield
 
 
@@ -100,37 +109,44 @@ def _keep(points: Tensor, at: int, added: bool, x: Tensor) -> None:
 
 
 @contextmanager
-def gathering(said: Description, seen: dict[str, Tensor]) -> Iterator[None]:
+def gathering(description: Description, seen: dict[str, Tensor]) -> Iterator[None]:
     """While the model runs, keep the tensor itself that passes each tap, so that gradients can be asked of it.
 
     The graph begins at the embedding: weights take no part in it, frozen or not.
     """
-    first = Tap(said.start.step, said.start.module, said.start.side)
-    looks = [looking(tap, partial(seen.__setitem__, str(tap.step))) for tap in taps(said)]
+    first = Tap(description.start.step, description.start.module, description.start.side)
+    looks = [looking(tap, partial(seen.__setitem__, str(tap.step))) for tap in taps(description)]
     with asking([*_changed(first, first, lambda x: x.detach().requires_grad_()), *looks]):
         yield
 
 
 @contextmanager
-def changing(said: Description, hooks: Hooks, side: str = "") -> Iterator[None]:
+def changing(description: Description, hooks: Hooks, side: str = "") -> Iterator[None]:
     """While the model runs, replace the points at steps by hook(points), earlier steps first.
 
     `side` stands before the labels where hooks tell several streams apart.
     """
-    labels, asked = [side + str(tap.step) for tap in taps(said)], {str(step): hook for step, hook in hooks.items()}
+    labels, asked = (
+        [side + str(tap.step) for tap in taps(description)],
+        {str(step): hook for step, hook in hooks.items()},
+    )
     for label in asked:
         if label not in labels:
             raise RheoscopeError(f"there is no step {label!r}; type one of {', '.join(labels[:3])}, …, {labels[-1]}")
-    places = [place for place in zip([said.start, *taps(said)], taps(said), labels, strict=False) if place[2] in asked]
+    places = [
+        place
+        for place in zip([description.start, *taps(description)], taps(description), labels, strict=False)
+        if place[2] in asked
+    ]
     changes = [_changed(before, tap, partial(_asked, label, asked[label])) for before, tap, label in places]
     with asking([ask for change in changes for ask in change]):
         yield
 
 
 @contextmanager
-def keeping(said: Description, kept: list[Any]) -> Iterator[None]:
+def keeping(description: Description, kept: list[Any]) -> Iterator[None]:
     """While the model runs, keep what every block gives, as it gives it."""
-    with asking([Ask(layer[-1].module, "out", kept.append) for layer in said.layers]):
+    with asking([Ask(layer[-1].module, "out", kept.append) for layer in description.layers]):
         yield
 
 
@@ -140,9 +156,9 @@ _given: ContextVar[Mapping[nn.Module, Any]] = ContextVar(
 
 
 @contextmanager
-def resuming(said: Description, given: Sequence[Any]) -> Iterator[None]:
+def resuming(description: Description, given: Sequence[Any]) -> Iterator[None]:
     """While the model runs, its first blocks give what they gave before and compute nothing, in this thread alone."""
-    blocks = {layer[-1].module: out for layer, out in zip(said.layers, given, strict=False)}
+    blocks = {layer[-1].module: out for layer, out in zip(description.layers, given, strict=False)}
     with ExitStack() as stack:
         for block in blocks:
             stack.enter_context(shared_change((block, "forward"), partial(_asking_first, block)))
@@ -161,11 +177,13 @@ def _asking_first(block: nn.Module) -> Undo:
     return set_method(block, "forward", forward)
 
 
-def check_given(said: Description, given: Sequence[Any], edited: Iterable[int], hooks: Iterable[str | Step]) -> None:
+def check_given(
+    description: Description, given: Sequence[Any], edited: Iterable[int], hooks: Iterable[str | Step]
+) -> None:
     """Refuse changes of what is not computed again: layers whose blocks are given, and the steps inside of them."""
-    inside = {str(tap.step) for layer in said.layers[: len(given)] for tap in layer[:-1]}
+    inside = {str(tap.step) for layer in description.layers[: len(given)] for tap in layer[:-1]}
     if given:
-        inside.add(str(said.start.step))
+        inside.add(str(description.start.step))
     lost = [f"layer {layer}" for layer in edited if layer < len(given)] + [
         str(step) for step in hooks if str(step) in inside
     ]

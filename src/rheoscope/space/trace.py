@@ -72,15 +72,15 @@ class Trace:
         """‖x‖ of every token after every step, in float32 or better."""
         return self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
 
-    def kept(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, " n"]:
+    def ordinary(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, " n"]:
         """Which tokens statistics of clouds are about: those that are not massive, or all; fewer than `least` are refused."""
-        kept = torch.ones(len(self), dtype=torch.bool, device=self.points.device)
-        kept[[] if keep_massive else self.massive()] = False
-        if int(kept.sum()) < least:
+        there = torch.ones(len(self), dtype=torch.bool, device=self.points.device)
+        there[[] if keep_massive else self.massive()] = False
+        if int(there.sum()) < least:
             raise RheoscopeError(
-                f"this needs at least {least} tokens that are not massive, got {int(kept.sum())}; type a longer text"
+                f"this needs at least {least} tokens that are not massive, got {int(there.sum())}; type a longer text"
             )
-        return kept
+        return there
 
     def read_by(self, layer: int) -> Float[Tensor, "n d"]:
         """The cloud that the attention of a layer reads."""

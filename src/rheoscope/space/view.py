@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
@@ -16,8 +16,8 @@ from rheoscope.space.head import Head, Heads, Norm
 class View:
     """Weights as operators: per layer all heads (`blocks`), embedding, unembedding, final norm, MLPs as maps of E.
 
-    `embed[w]` is what the word w brings to the stream, before positions: the row of the table, with the scale and the map
-    into E that the model has there (BERT takes the norm of the sum of words, positions and segments).
+    `embed` is the table of words, mapped into E where it is narrower; `embedded(ids)` are its rows as they enter the stream, times
+    `embed_scale`, before positions (BERT takes the norm of the sum of words, positions and segments).
     `mlps[l](x)` is what the MLP of layer l adds to the points that it reads, by the model's own modules. `context` is the
     longest text in tokens, where there is one; logits s are capped as c tanh(s / c) where there is a `logit_cap` c.
     `crossing[l]` are the heads by which layer l of a decoder reads a source, where there is one. `facts` say where it all
@@ -26,6 +26,7 @@ class View:
 
     blocks: tuple[Heads, ...]
     embed: Float[Tensor, "vocabulary d"]
+    embed_scale: float = 1.0
     unembed: Float[Tensor, "d vocabulary"] | None = None
     unembed_bias: Float[Tensor, " vocabulary"] | None = None
     final_norm: Norm = Norm()
@@ -46,6 +47,11 @@ class View:
     @property
     def width(self) -> int:
         return self.embed.shape[-1]
+
+    def embedded(self, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        """What words bring to the stream, before positions."""
+        rows = self.embed[ids.to(self.embed.device)]
+        return rows if self.embed_scale == 1 else rows * self.embed_scale
 
     def proved(self, certificate: Any) -> "View":
         """The same View, with its certificate among its facts."""

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from rheoscope.attention.lower import block_size
-from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_cache
+from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_cache, numbers_in_one_piece
 
 
 def test_a_cpu_keeps_blocks_near_its_cores() -> None:
     cpu = torch.device("cpu")
-    assert (numbers_at_once(cpu), numbers_in_cache(cpu)) == (1 << 21, 1 << 18)
+    assert (numbers_at_once(cpu), numbers_in_one_piece(cpu), numbers_in_cache(cpu)) == (1 << 21, 1 << 21, 1 << 18)
 
 
 def test_a_gpu_holds_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +19,7 @@ def test_a_gpu_holds_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 << 30)
     gpu = torch.device("cuda", 0)
     assert numbers_at_once(gpu) == numbers_in_cache(gpu) == free // block_size.SHARE // 4
+    assert numbers_in_one_piece(gpu) == numbers_at_once(gpu) // block_size.LAYERS
 
 
 def test_a_full_gpu_still_gets_a_block(monkeypatch: pytest.MonkeyPatch) -> None:

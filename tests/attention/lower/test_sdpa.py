@@ -13,7 +13,7 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.position import ALiBi, Bias, Buckets, Rotary, alibi_slopes
 from rheoscope.attention.score import Distance, Gram, SoftCap
-from tests.attention.cases import coins, gap, inputs, made, random
+from tests.attention.cases import by_reference, coins, gap, gradients, inputs, made, random
 
 
 def floats(m: int = 5, n: int = 5, **sizes: int) -> tuple[torch.Tensor, ...]:
@@ -65,6 +65,24 @@ def test_the_key_bias_travels_with_its_gradient() -> None:
     assert k.grad is not None
     assert exact.grad is not None
     assert gap(k.grad, exact.grad) < 1e-5
+
+
+@pytest.mark.parametrize("n", [1, 5, 600])
+def test_a_row_beside_the_causal_mask_is_the_reference(n: int) -> None:
+    """Where the bias has no gradient it is a row for torch's CPU kernel; q, k and v may still have one."""
+    q, k, v = floats(n, n, h=2, g=1, d=8, e=4)
+    mechanism = Mechanism(Distance(), mask=Causal())
+    with torch.no_grad():
+        assert gap(sdpa.run(mechanism, q, k, v), reference(mechanism, q, k, v)[0]) < 1e-5
+        turned = q.mT.contiguous().mT  # no row in one piece: as a column
+        assert gap(sdpa.run(mechanism, turned, k, v), reference(mechanism, q, k, v)[0]) < 1e-5
+    for mechanism in (
+        Mechanism(position=ALiBi(alibi_slopes(2)), mask=Causal()),
+        Mechanism(normaliser=Sink(0.3), mask=Causal()),
+    ):
+        g = random(5, 2, 2, n, 4).float()
+        found, expected = (gradients(run, mechanism, (q, k, v), g) for run in (sdpa.run, by_reference))
+        assert max(gap(found[at], expected[at]) for at in "qkv") < 1e-5
 
 
 def test_alibi_of_the_past_is_a_bias_per_key() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,10 @@ def test_a_number_that_is_not_there_has_no_gap() -> None:
 def test_a_dataset_holds_numbers_contrasts_curves_and_settings() -> None:
     numbers = [Number("a", 1.0, 2.0, "said"), Number("b", 3.0, 3.0, "derived")]
     curve = {"line": (("time",), torch.arange(3.0))}
-    made = told(numbers, curve, {"line": "a line"}, {"time": [0, 1, 2]}, {"n": 5}, {"other": 9.0})
+    made = as_dataset(numbers, curve, {"line": "a line"}, {"time": [0, 1, 2]}, {"n": 5}, {"other": 9.0})
     assert made.gap.values.tolist() == [0.5, 0.0]
     assert made.why.sel(quantity="b").item() == "derived"
     assert float(made.contrast.sel(rule="other")) == 9
     assert made.line.attrs["definition"] == "a line"
     assert made.attrs == {"n": 5}
-    assert "contrast" not in told(numbers, curve, {"line": "a line"}, {}, {})
+    assert "contrast" not in as_dataset(numbers, curve, {"line": "a line"}, {}, {})

@@ -3,6 +3,9 @@
 from functools import cache
 from typing import Any
 
+import numpy as np
+import xarray as xr
+
 import rheoscope as rs
 from rheoscope import catalogue
 from rheoscope.report.draw.inline import figures
@@ -10,11 +13,14 @@ from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.drawing import picture_of
 from rheoscope.report.picture import Cells, Line, Panel, Picture
+from rheoscope.report.plot.heads import COLOURS
 from tests.report.parts import Parts
 
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
 TEXTS = ["The keys to the cabinet are", "A dog to the cabinet are"]
 """Two beginnings of one text."""
+SEVERAL = [f"{word} keys to the cabinet are on the table" for word in ("The", "A", "Your", "No", "Some")]
+"""As many texts as an interval needs."""
 EVERY_HEAD_OF = {layer: [(layer, head) for head in range(4)] for layer in range(6)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "agreement": {"draws": 2},
@@ -46,8 +52,16 @@ def model() -> Any:
 def found(name: str) -> Any:
     """The answer of an analysis; `each_head` is surgery of every head alone."""
     analysis = catalogue.analysis("surgery" if name == "each_head" else name)
-    given = {"view": model().view, "trace": model().trace(TEXT), "model": model(), "text": TEXT, "texts": TEXTS}
+    text = SEVERAL if analysis.name == "surgery" else TEXT
+    given = {"view": model().view, "trace": model().trace(TEXT), "model": model(), "text": text, "texts": TEXTS}
     return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}))
+
+
+def planted() -> xr.Dataset:
+    """Types of heads of the default model: one head of each type, from the first on."""
+    kinds = np.full(model().view.layers * model().view.heads, "mixed", dtype="<U15")
+    kinds[: len(COLOURS)] = list(COLOURS)
+    return xr.Dataset({"type": (("layer", "head"), kinds.reshape(model().view.layers, model().view.heads))})
 
 
 def drawn(name: str, **more: Any) -> Picture:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rheoscope.report.picture import Line, Shape, Word
-from tests.report.plot.cases import cells, found, titled
+from rheoscope.report.plot.heads import COLOURS
+from tests.report.plot.cases import cells, drawn, found, planted, titled
 
 
 def test_the_graph_joins_the_strongest_pairs() -> None:
@@ -37,3 +38,10 @@ def test_maps_of_layers_hold_their_strongest_pair() -> None:
     bars = titled("composition", "V: carries it on, strongest pairs")
     scores = [max(mark.x) for mark in bars.marks if isinstance(mark, Shape)]
     assert scores[::-1] == pytest.approx(dataset.top_score.sel(kind="v").values)
+
+
+def test_types_colour_the_heads_of_the_graph_and_stand_in_its_key() -> None:
+    graph, bare = (drawn("composition", **more).panels[0] for more in ({"types": planted()}, {}))
+    assert set(graph.key) - set(bare.key) == {kind.replace("_", "-") for kind in COLOURS}
+    spot = next(mark for mark in graph.marks if isinstance(mark, Line) and mark.tip == "induction")
+    assert (list(spot.x), list(spot.y), spot.colour) == ([0], [2], COLOURS["induction"])  # L0.H1, counted from the top

@@ -1,8 +1,5 @@
 """Every analysis of the catalogue has a picture that all three hands draw: its own, and the one that follows from its fields."""
 
-from typing import Any
-
-import numpy as np
 import pytest
 
 from rheoscope import catalogue
@@ -12,7 +9,7 @@ from rheoscope.report.picture import Cells
 from rheoscope.report.plot import fields
 from rheoscope.report.plot.heads import COLOURS
 from tests.report.parts import Parts
-from tests.report.plot.cases import by_three_hands, drawn, found, model
+from tests.report.plot.cases import by_three_hands, drawn, found, model, planted
 
 NAMES = [*catalogue.names(), *(["each_head"] if "surgery" in catalogue.TABLE else [])]
 
@@ -32,7 +29,7 @@ def test_three_hands_draw_what_follows_from_the_fields(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_types_of_heads_stand_on_every_map_with_one_key(name: str) -> None:
-    types = planted(model().view.layers, model().view.heads)
+    types = planted()
     bare, typed = drawn(name), drawn(name, types=types)
     assert not bare.key or name == "head_types"
     maps = [at for at, panel in enumerate(bare.panels) if panel.cells and panel.x.label == "head"]
@@ -48,12 +45,3 @@ def test_types_of_heads_stand_on_every_map_with_one_key(name: str) -> None:
     assert [trace.name for trace in in_notebook(typed).data if trace.showlegend].count("induction") == 1
     assert typed.caption.startswith(bare.caption)
     assert "Dots are types" in typed.caption
-
-
-def planted(layers: int, heads: int) -> Any:
-    """Types of heads: one head of each type, from the first on."""
-    import xarray as xr
-
-    kinds = np.full(layers * heads, "mixed", dtype="<U15")
-    kinds[: len(COLOURS)] = list(COLOURS)
-    return xr.Dataset({"type": (("layer", "head"), kinds.reshape(layers, heads))})

@@ -17,7 +17,7 @@ def test_costs_stand_at_their_places_with_their_intervals() -> None:
         assert list(ends[2 * at + 1].x) == [float(row.cost)]
         assert list(ends[2 * at + 1].y) == [at]
     assert costs.y.names[-1] == "edit"
-    assert drawn("surgery").title.endswith("in all heads of L2")
+    assert drawn("surgery").title.endswith("in heads L2.H0, L2.H1, L2.H2, L2.H3")
     assert lines(texts)["after"].y == pytest.approx(dataset.loss_after.values)
     assert lines(texts)["random"].y == pytest.approx(dataset.loss_control.sel(control="size").values)
 

@@ -9,8 +9,12 @@ NEAR = 1 << 21
 """Numbers of a block that is read and written a few times (8 MiB in float32): near the cores, and large enough to pay."""
 IN_CACHE = 1 << 18
 """Numbers of a block that is worked on in place, again and again (1 MiB in float32): within the cache of one core."""
+LOGITS = 1 << 25
+"""Logits of texts that run side by side (128 MiB in float32)."""
 SHARE = 64
 """One part in so many of the free bytes of a GPU: the backward pass of a block holds several copies in float64 or less."""
+LAYERS = 16
+"""Layers that may each keep all their scores for the backward pass."""
 
 
 def numbers_at_once(device: torch.device) -> int:
@@ -22,6 +26,15 @@ def numbers_at_once(device: torch.device) -> int:
     return _fitting(device, NEAR)
 
 
+def numbers_in_one_piece(device: torch.device) -> int:
+    """How many scores are better held all together: fewer than a block on a GPU, since every layer of a model keeps its own.
+
+    >>> numbers_in_one_piece(torch.device("cpu"))
+    2097152
+    """
+    return max(NEAR, _fitting(device, NEAR) // LAYERS)
+
+
 def numbers_in_cache(device: torch.device) -> int:
     """The same for work that stays in the cache of a CPU; a GPU has no use for less than fits.
 
@@ -31,6 +44,16 @@ def numbers_in_cache(device: torch.device) -> int:
     return _fitting(device, IN_CACHE)
 
 
+def logits_at_once(device: torch.device) -> int:
+    """How many logits of texts side by side to hold; on a CPU longer batches save nothing.
+
+    >>> logits_at_once(torch.device("cpu"))
+    33554432
+    """
+    return LOGITS if device.type == "cpu" else _fitting(device, LOGITS)
+
+
+@torch.compiler.assume_constant_result  # asking for memory would break a graph
 def _fitting(device: torch.device, on_cpu: int) -> int:
     if device.type != "cuda":
         return on_cpu

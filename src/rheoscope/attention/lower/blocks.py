@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rheoscope.attention.definition import Definition, for_every_head, positions
-from rheoscope.attention.lower.block_size import numbers_at_once
+from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_one_piece
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.shapes import KeyAt, RowAt, Scores, Weights
@@ -26,7 +26,7 @@ def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str
     if not mechanism.normaliser.rowwise and not mechanism.normaliser.axes:
         return f"a row of {type(mechanism.normaliser).__name__} depends on more than its scores"
     held = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2] * mechanism.score.held
-    small = held <= numbers_at_once(q.device)
+    small = held <= numbers_in_one_piece(q.device)
     return Offer(
         "the definition over blocks of queries, recomputed in the backward pass: O(N) memory",
         run,

@@ -9,7 +9,7 @@ from torch import Tensor
 from rheoscope.attention.mask import Causal
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Gram
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import crossing, drawn, evolve, integral, on_sphere, unit, until
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def causal(seed: int = 0) -> "xarray.Dataset":
         Number("mean cosine with the first at the end", float(cosine[-1].mean()), 1.0, "all come to x₁"),
     ]
     curves = {"cosine": (("time", "token"), cosine), "moved": (("time",), (path[:, 0] - start[0]).norm(dim=-1))}
-    return told(numbers, curves, DEFINITIONS, {"time": times.numpy()}, {"n": N, "d": D, "beta": BETA, "seed": seed})
+    return as_dataset(
+        numbers, curves, DEFINITIONS, {"time": times.numpy()}, {"n": N, "d": D, "beta": BETA, "seed": seed}
+    )
 
 
 def arrival(gamma: float) -> float:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import (
     Particles,
     Velocity,
@@ -63,7 +63,7 @@ def energy(seed: int = 0) -> "xarray.Dataset":
     }
     coords = {"system": [*rules, "SA, V = −I"], "rule_of_slope": list(rules), "time": times.numpy()}
     contrast = {f"falls of E among {STEPS} steps, SA with V = −I": float(falls(other))}
-    return told(numbers, curves, DEFINITIONS, coords, {"n": N, "d": D, "beta": BETA, "seed": seed}, contrast)
+    return as_dataset(numbers, curves, DEFINITIONS, coords, {"n": N, "d": D, "beta": BETA, "seed": seed}, contrast)
 
 
 def potential(x: Particles) -> Float[Tensor, ""]:

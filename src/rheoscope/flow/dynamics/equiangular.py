@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import crossing, dot, evolve, integral, on_sphere, unit, until
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def equiangular(seed: int = 0) -> "xarray.Dataset":
     columns = [(("case", "at"), torch.stack(column)) for column in zip(*rows, strict=True)]
     curves = dict(zip(("time", "cosine", "cosine_ode"), columns, strict=True))
     coords = {"case": [f"n = {n}, β = {beta:g}" for n, beta, *_ in CASES]}
-    return told(numbers, curves, DEFINITIONS, coords, {"steps": STEPS, "level": LEVEL})
+    return as_dataset(numbers, curves, DEFINITIONS, coords, {"steps": STEPS, "level": LEVEL})
 
 
 def followed(n: int, beta: float, times: Curve) -> tuple[Curve, Curve, Curve]:

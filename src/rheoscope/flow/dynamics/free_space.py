@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import Particles, dot, drawn, evolve, rescaled, until
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def free_space(seed: int = 0) -> "xarray.Dataset":
         "planes": (("time", "token", "coordinate"), planes),
         "to_limit": (("time",), away),
     }
-    return told(numbers, curves, DEFINITIONS, {"time": times.numpy()}, {"n": N, "d": D, "end": END, "seed": seed})
+    return as_dataset(numbers, curves, DEFINITIONS, {"time": times.numpy()}, {"n": N, "d": D, "end": END, "seed": seed})
 
 
 def own_best(z: Particles) -> Float[Tensor, " n"]:

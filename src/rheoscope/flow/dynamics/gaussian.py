@@ -9,7 +9,7 @@ from torch import Tensor
 from rheoscope.attention.feature import Linear
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Relation
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import Particles, drawn, evolve, in_space, until
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def gaussian(seed: int = 0) -> "xarray.Dataset":
     off = {
         f"{what} of Σ with VΣ + ΣVᵀ added": sizes["covariance_extra"][what] for what in ("trace", "largest eigenvalue")
     }
-    return told(
+    return as_dataset(
         numbers,
         curves,
         DEFINITIONS,

@@ -9,7 +9,7 @@ from torch import Tensor
 from rheoscope.attention.definition import reference
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Distance
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 
 if TYPE_CHECKING:
     import xarray
@@ -51,7 +51,7 @@ def heat(seed: int = 0) -> "xarray.Dataset":
         Number(f"relative error at ε = {BANDWIDTHS[-1]:g}", float(error[-1]), 0.0, "limit ε → 0"),
     ]
     curves = {"moved": (("epsilon", "x"), seen), "limit": (("x",), limit), "density": (("x",), density(x))}
-    return told(numbers, curves, DEFINITIONS, {"x": x.numpy(), "epsilon": list(BANDWIDTHS)}, {"n": N})
+    return as_dataset(numbers, curves, DEFINITIONS, {"x": x.numpy(), "epsilon": list(BANDWIDTHS)}, {"n": N})
 
 
 def smoothed(x: Line, tokens: Float[Tensor, " n"], epsilon: float) -> Line:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import dot, unit, weights
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def long_context(seed: int = 0) -> "xarray.Dataset":
         "cosine_formula": (("c_particles",), formula),
     }
     coords = {"n": [10.0**power for power in POWERS], "c": grid.numpy(), "c_particles": few.numpy()}
-    return told(numbers, curves, DEFINITIONS, coords, {"rho": RHO, "critical": critical, "particles": PARTICLES})
+    return as_dataset(numbers, curves, DEFINITIONS, coords, {"rho": RHO, "critical": critical, "particles": PARTICLES})
 
 
 def after(log_n: float, c: Float[Tensor, " c"]) -> Float[Tensor, " c"]:

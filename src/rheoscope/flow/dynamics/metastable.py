@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.flow.clusters import linked
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import Particles, crossing, dot, evolve, integral, on_sphere, unit
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def metastable(seed: int = 0) -> "xarray.Dataset":
         for beta, m, f in zip(BETAS, merging, formed, strict=True)
     }
     coords = {"time": times.numpy(), "beta": list(BETAS)}
-    return told(numbers, curves, DEFINITIONS, coords, {"n": sum(MASSES), "apart": APART, "seed": seed}, contrast)
+    return as_dataset(numbers, curves, DEFINITIONS, coords, {"n": sum(MASSES), "apart": APART, "seed": seed}, contrast)
 
 
 def grid(end: float) -> Float[Tensor, " t"]:

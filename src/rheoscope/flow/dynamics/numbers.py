@@ -38,7 +38,7 @@ DEFINITIONS = {
 }
 
 
-def told(
+def as_dataset(
     numbers: Sequence[Number],
     curves: Mapping[str, tuple[tuple[str, ...], Tensor]],
     definitions: Mapping[str, str],

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import Particles, dot, drawn, unit, weights
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def rank_collapse(seed: int = 0) -> "xarray.Dataset":
         f"residual kept after {DEPTH} layers, no skip": float(alone[-1] / alone[0]),
         f"residual kept after {DEPTH} layers, with skip": float(skip[-1] / skip[0]),
     }
-    return told(numbers, curves, DEFINITIONS, {}, {"n": N, "d": D, "beta": BETA, "seed": seed}, contrasts)
+    return as_dataset(numbers, curves, DEFINITIONS, {}, {"n": N, "d": D, "beta": BETA, "seed": seed}, contrasts)
 
 
 def norms(r: Particles, mean: Float[Tensor, "1 d"], skip: bool) -> Float[Tensor, " layer"]:

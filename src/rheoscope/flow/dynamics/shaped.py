@@ -9,7 +9,7 @@ from torch import Tensor
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.softmax import Softmax
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import drawn
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def shaped(seed: int = 0) -> "xarray.Dataset":
         "branch": BRANCH,
         "seed": seed,
     }
-    return told(numbers, curves, DEFINITIONS, {"normaliser": list(rules)}, settings)
+    return as_dataset(numbers, curves, DEFINITIONS, {"normaliser": list(rules)}, settings)
 
 
 def correlations(rule: Normaliser, seed: int) -> Float[Tensor, " layer"]:

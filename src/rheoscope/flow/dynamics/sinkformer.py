@@ -9,7 +9,7 @@ from torch import Tensor
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.attention.score import Distance
-from rheoscope.flow.dynamics.numbers import Number, told
+from rheoscope.flow.dynamics.numbers import Number, as_dataset
 from rheoscope.flow.dynamics.particles import Particles, Velocity, evolve, until, weights
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def sinkformer(seed: int = 0) -> "xarray.Dataset":
     }
     contrast = {"largest |column sum − 1|, softmax": float((columns[1] - 1).abs().max())}
     coords = {"normaliser": list(rules), "time": times.numpy()}
-    return told(numbers, curves, DEFINITIONS, coords, {"n": N, "epsilon": EPSILON, "rounds": ROUNDS}, contrast)
+    return as_dataset(numbers, curves, DEFINITIONS, coords, {"n": N, "epsilon": EPSILON, "rounds": ROUNDS}, contrast)
 
 
 def spreading(rule: Mechanism) -> Velocity:
