@@ -1,17 +1,17 @@
 """How alike two clusterings are, and how far apart their clusters: ours beside scikit-learn's, in one run.
 
-    python benchmarks/clusterings.py [--smallest]
+    python benchmarks/clusterings.py [--quick | --smallest]
 
 Adjusted Rand index, normalised mutual information and silhouette of random labels of 20 to 1024 tokens, float64 on the CPU.
 Ratios are time of scikit-learn over time of ours, each in its fastest round (a busy machine doubles the others): above 1 we are
 faster. Also what importing scikit-learn costs, once.
 """
 
-import sys
 import time
+from collections.abc import Sequence
 
 import torch
-from timing import interleaved, keep
+from timing import arguments, interleaved, keep
 
 from rheoscope.flow.clusters import mutual_information, rand_index, silhouette
 
@@ -54,15 +54,14 @@ def compare(tokens: int, rounds: int) -> dict[str, object]:
     return row
 
 
-def main() -> None:
-    smallest = "--smallest" in sys.argv
+def main(words: Sequence[str] | None = None) -> None:
+    asked = arguments(__doc__).parse_args(words)
     rows: list[dict[str, object]] = [{"seconds to import scikit-learn": round(importing(), 2)}]
     print(rows[0], flush=True)
-    for tokens in (20,) if smallest else (20, 64, 256, 1024):
-        rows.append(compare(tokens, rounds=5 if smallest else 31))
+    for tokens in (20,) if asked.smallest else (20, 64, 256, 1024):
+        rows.append(compare(tokens, rounds=5 if asked.smallest or asked.quick else 31))
         print(rows[-1], flush=True)
-    if not smallest:
-        print("stored", keep("clusterings", rows))
+    keep("clusterings", rows, asked.smallest)
 
 
 if __name__ == "__main__":

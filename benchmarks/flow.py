@@ -21,7 +21,7 @@ trace = model.trace(ids)
 ANALYSES = {
     "trajectory": "rs.trajectory(trace)",
     "energy": "rs.energy(trace)",
-    "kept": "rs.geometry_kept(trace)",
+    "geometry_kept": "rs.geometry_kept(trace)",
     "clusters": "rs.clusters(trace)",
     "readout": "rs.readout(trace)",
 }

@@ -42,8 +42,9 @@ def told(name: str, found: Any) -> None:
     print(f"{name:24s} {mean:6.3f}  95 % interval {low:6.3f} to {high:6.3f}  split-half r {halves:.3f}")
 
 
-def beyond(found: Any) -> str:
-    sure, z = found.q_value.values <= 0.05, found.z.values
+def beyond(z: Any, q_value: Any) -> str:
+    """How many heads lie beyond their null, on either side."""
+    sure, z = q_value.values <= 0.05, z.values
     return f"{int((sure & (z > 0)).sum())} alike, {int((sure & (z < 0)).sum())} unlike, of {z.size} heads"
 
 
@@ -72,17 +73,20 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     model, control = rs.load(asked.model), rs.load(asked.model, untrained=True)
     texts = pieces(model, asked.file, asked.texts, asked.tokens)
-    each = []
-    for ids in texts:
-        each.append(rs.agreement(model.trace(ids), draws=asked.draws, control=control.trace(ids)))
-        print(f"text {len(each)} of {len(texts)}: {beyond(each[-1])}", flush=True)
-    found = rs.agreement_over_texts(each)
+
+    def beside_untrained(trace: Any) -> Any:
+        one = rs.agreement(trace, draws=asked.draws, control=control.trace(trace.ids))
+        print(f"{''.join(trace.tokens[:10])!r} …: {beyond(one.z, one.q_value)}", flush=True)
+        return one
+
+    found = rs.over_texts(beside_untrained, [model.trace(ids) for ids in texts])
     rs.plot(found).savefig(asked.out / "agreement.png", dpi=80)
     for name in found.measure.values:
         told(name, found)
     print(f"null {float(found.null_mean.mean()):.3f} ± {float(found.null_sd.mean()):.3f}")
     untrained = rs.agreement(control.trace(texts[0]), draws=asked.draws)
-    print(f"beyond the null: {beyond(found)}; untrained, on the first text: {beyond(untrained)}")
+    print(f"beyond the null: {beyond(found.agreement_z, found.agreement_q_value)}")
+    print(f"untrained, on the first text: {beyond(untrained.z, untrained.q_value)}")
     width = (found.agreement_high - found.agreement_low).median()
     print(f"median width of a head's interval {float(width):.3f}")
     symmetry = rs.operators(model.view).symmetry.values.ravel()

@@ -29,7 +29,7 @@ def excerpts(model: Any, text: str, tokens: int, texts: int) -> list[Any]:
     return [model.trace(piece) for piece in pieces or [ids]]
 
 
-def numbers(model: Any, trace: Any, moved: Any) -> dict[str, float]:
+def numbers(trace: Any, moved: Any) -> dict[str, float]:
     """What one excerpt says, as plain numbers."""
     gathered, heads, sinks = rs.clusters(trace), rs.energy(trace), rs.massive_tokens(trace)
     last = moved.sizes["step"] - 1
@@ -71,7 +71,7 @@ def main() -> None:
     figures |= {"energy": rs.plot(rs.energy(first)), "readout": rs.plot(lens, words=model.words)}
     for name, figure in figures.items():
         figure.savefig(asked.out / f"{name}.png", dpi=80)
-    rows = [numbers(model, trace, moved) for trace, moved in zip(traces, moves, strict=True)]
+    rows = [numbers(trace, moved) for trace, moved in zip(traces, moves, strict=True)]
     spread = {
         key: [mean(row[key] for row in rows), stdev([row[key] for row in rows]) if len(rows) > 1 else 0.0]
         for key in rows[0]
@@ -79,7 +79,7 @@ def main() -> None:
     for key, (middle, width) in spread.items():
         print(f"{key:40s} {middle:8.3f} ± {width:.3f}")
     ranks = dict(zip(map(str, lens.point.values), map(int, lens["rank"].values), strict=True))
-    print(asked.prompt, "→", model.words([lens.attrs["answer"]])[0], ranks)
+    print(asked.prompt, "→", model.words([lens.attrs["target"]])[0], ranks)
     told = {
         "model": str(model.view.facts["model"]),
         "texts": len(rows),

@@ -34,21 +34,21 @@ def pieces(model: Any, file: Path | None, count: int, tokens: int) -> list[Any]:
 
 def head_by_head(model: Any, texts: list[Any], out: Path) -> None:
     for M in ("symmetric", "symmetric_naive"):
-        found = rs.surgery_by_head(model, texts, M=M, progress=lambda done, every: print(f"{done} of {every} texts"))
+        found = rs.surgery(model, texts, M=M, each=True, progress=lambda done, every: print(f"{done} of {every} texts"))
         rs.plot(found, types=rs.head_types(model)).savefig(out / f"by-head-{M.replace('_', '-')}.png", dpi=80)
         for change in found.change.values:
             told = [float(found[name].sel(change=change)) for name in ("total", "total_low", "total_high")]
-            own = found.cost.sel(change=change)
+            own = found.each_cost.sel(change=change)
             print(M, change, "summed over heads", np.round(told, 4), "median head", round(float(own.median()), 5))
         surely = (
-            int((found.excess_low.sel(change="cloud") > 0).sum()),
-            int((found.excess_high.sel(change="cloud") < 0).sum()),
+            int((found.each_excess_low.sel(change="cloud") > 0).sum()),
+            int((found.each_excess_high.sel(change="cloud") < 0).sum()),
         )
         print(M, "heads that cost surely more than their control, and less:", surely)
 
 
 def healing(model: Any, texts: list[Any], layer: int, out: Path) -> None:
-    found = rs.decay(model, texts, layer, M="symmetric")
+    found = rs.decay(model, texts, model.view.heads_in(layer), M="symmetric")
     rs.plot(found).savefig(out / f"decay-{layer}.png", dpi=80)
     print(
         "remains at the end:",
@@ -58,7 +58,8 @@ def healing(model: Any, texts: list[Any], layer: int, out: Path) -> None:
 
 def rankings(model: Any, prompts: list[dict[str, str]], out: Path) -> None:
     foils = [one["foil"] for one in prompts] if all(one.get("foil") for one in prompts) else None
-    found = rs.faithfulness(model, [one["prompt"] for one in prompts], [one["target"] for one in prompts], foils)
+    targets = [one["target"] for one in prompts]
+    found = rs.faithfulness(model, [one["prompt"] for one in prompts], targets=targets, foils=foils)
     rs.plot(found).savefig(out / "faithfulness.png", dpi=80)
     print(found[["lost", "lost_low", "lost_high"]].to_pandas().round(3))
 
