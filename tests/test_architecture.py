@@ -27,6 +27,7 @@ LAYERS = [
     ["studio"],
     ["corpus", "learn"],
     ["report"],
+    ["catalogue"],
     ["opening"],
     ["models", "pretrained", "flow", "covers"],
     ["space"],

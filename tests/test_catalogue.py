@@ -93,7 +93,7 @@ def test_a_toy_is_drawn_in_all_hands_and_stands_in_the_report(toy: str, tmp_path
     from rheoscope.report.drawing import picture_of
 
     found = rs.toy_radius(model().trace(TEXT))
-    by_three_hands(picture_of(found), found)
+    by_three_hands(picture_of(found))
     rs.save_report(model(), model().trace(TEXT), tmp_path / "report.html")
     assert picture_of(found).title in (tmp_path / "report.html").read_text()
 
