@@ -70,7 +70,7 @@ def plans(view: View, chosen: Chosen, M: str | None, F: str | None) -> list[Plan
         heads = view.blocks[layer]
         form: Form = () if M is None else own_form(heads)
         forms = form, () if M is None else relevance.make(heads, form, relevance.rank)
-        own = None if content is CONTENT["identity"] else heads.F()
+        own = None if content is CONTENT["identity"] else heads.F().exact()
         contents = None if own is None else (own, content.make(heads, own, content.rank))
         found.append(Plan(layer, heads, some, forms, contents, relevance.centred, content.centred))
     return found

@@ -62,7 +62,7 @@ def energy(
     rows: list[dict[str, Tensor]] = []
     form = None
     for layer, heads in enumerate(trace.view.blocks):
-        M, F = (Factored(exact(A.left), exact(A.right)) for A in (heads.M(), heads.F()))
+        M, F = heads.M().exact(), heads.F().exact()
         before, form = form, whole(M, len(heads.W_K))
         rows.append(of_layer(trace, layer, kept) | alignments(M, F, len(heads.W_K)))
         rows[layer]["landscape"] = torch.full_like(form[0, 0], float("nan"))
@@ -219,7 +219,7 @@ def cosines(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
 def updated(trace: Trace, layer: int) -> Cloud:
     """What the attention of the next layer does to this layer's cloud; NaN at the last layer."""
     if layer + 1 == trace.view.layers:
-        return torch.full_like(trace.points[0], float("nan"))
+        return torch.full_like(exact(trace.points[0]), float("nan"))
     after = trace.view.blocks[layer + 1]
     return moved_by(after, after.mechanism, *after.read(trace.read_by(layer)))
 

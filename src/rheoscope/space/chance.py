@@ -39,8 +39,9 @@ def rotations(
     >>> torch.allclose(Q @ Q.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6)
     True
     """
-    Q, R = torch.linalg.qr(torch.randn(count, width, width, generator=generator).to(dtype))
-    return Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without this QR does not draw evenly
+    drawn = torch.randn(count, width, width, generator=generator)
+    Q, R = torch.linalg.qr(drawn.to(torch.promote_types(dtype, torch.float32)))  # LAPACK knows no half precision
+    return (Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]).to(dtype)  # without the sign QR does not draw evenly
 
 
 # How far from chance

@@ -15,6 +15,7 @@ from torch import Tensor
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.space.head import Heads, through
 from rheoscope.space.operator import Factored
+from rheoscope.space.share import exact
 
 Some = list[int] | slice
 """Which heads."""
@@ -38,8 +39,9 @@ Form = tuple[Term, ...]
 
 
 def own_form(heads: Heads) -> Form:
-    """M(δ) of every head; a head without M is refused."""
-    return (Term(*heads.sides()),)
+    """M(δ) of every head in float32 or better; a head without M is refused."""
+    queries, keys = heads.sides()
+    return (Term(exact(queries), exact(keys)),)
 
 
 def transposed(form: Form) -> Form:

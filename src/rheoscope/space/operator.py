@@ -12,6 +12,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.share import exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +104,10 @@ class Factored:
         """The Frobenius norm: |L R|^2 = <L^T L, R R^T>."""
         left, right = self.grams
         return (left * right).sum((-2, -1)).clamp(min=0).sqrt().to(self.left.dtype)
+
+    def exact(self) -> "Factored":
+        """In float32 or better, the dtype of every decomposition."""
+        return Factored(exact(self.left), exact(self.right))
 
     def svd(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
         """U, s, Vh with A = U diag(s) Vh, s falling, r = the number of columns of the factors (at most d)."""
