@@ -37,7 +37,7 @@ def test_R_is_the_gradient_of_the_scores(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "neox", "opt_post"])
-def test_the_dataset_has_the_norms_of_the_maps_and_rows_sum_to_0(name: str) -> None:
+def test_the_dataset_has_the_norms_and_columns_of_the_maps_and_rows_sum_to_0(name: str) -> None:
     model, trace = double(name), traced(name, F64)
     found = rs.reversed_attention(model, trace, target=3)
     logits = model.run(text()).detach()
@@ -46,6 +46,7 @@ def test_the_dataset_has_the_norms_of_the_maps_and_rows_sum_to_0(name: str) -> N
         R = rs.reversed_map(model, trace, layer, head, target=3)
         assert float(found.norm.sel(layer=layer, head=head)) == pytest.approx(float(R.norm()))
         assert found.received.sel(layer=layer, head=head).values == pytest.approx(R.abs().sum(0).numpy())
+        assert found.pull.sel(layer=layer, head=head).values == pytest.approx(R.sum(0).numpy(), abs=1e-12)
         assert float(R.sum(-1).abs().max()) < 1e-12
         assert float(R.triu(1).abs().max()) == 0
     order = found["rank"].values.ravel()
@@ -81,6 +82,7 @@ def test_a_planted_copying_head_tops_the_ranking(head: int) -> None:
     assert int(found["rank"].sel(layer=1, head=head)) == 1
     assert int(found.received.sel(layer=1, head=head).values.argmax()) == 1
     R = rs.reversed_map(model, model.trace(ids), 1, head, target=30)
+    assert int(found.pull.sel(layer=1, head=head).values.argmin()) == 1
     assert float(R[-1, 1]) < 0  # a higher score of the target's token lowers the loss
 
 

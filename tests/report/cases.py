@@ -1,26 +1,18 @@
-"""Datasets and pages that the tests of reports share."""
+"""Answers of the default model that the tests of the report share, asked once."""
 
 from functools import cache
-from typing import Any
 
-import rheoscope as rs
-from rheoscope.report.answers import Answers, answers
+from rheoscope.report.answers import Answers
+from rheoscope.report.asking import Subject, ask
+from rheoscope.report.jobs import JOBS
 from tests.report.parts import Parts
-
-TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
-FLOW = ("readout", "trajectory", "transport", "kept", "clusters", "purity", "massive", "energy", "scores")
-COVERS = ("agreement", "torn", "head_types")
-"""What the main report shows of the covers."""
-
-
-@cache
-def model() -> Any:
-    return rs.load()
+from tests.report.plot.cases import TEXT, by_three_hands, model
 
 
 @cache
 def told(text: str = TEXT) -> Answers:
-    return answers(model(), model().trace(text))
+    """What the main job asks of a text."""
+    return ask(Subject(model(), text, model().trace(text)), JOBS["flow"].asks({}))
 
 
-__all__ = ["COVERS", "FLOW", "TEXT", "Parts", "model", "told"]
+__all__ = ["TEXT", "Parts", "by_three_hands", "model", "told"]

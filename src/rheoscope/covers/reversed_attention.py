@@ -36,7 +36,7 @@ def reversed_attention(
     **Shapes** `target` is a token as text or as an id (default: what the model finds likeliest), `token` the place
     after which it is said, counted from 0, from the end where negative.
 
-    **Gives** (layer, head): `norm`, `rank`; (layer, head, token): `received`; `loss`. One map: `reversed_map`. No map is kept: one
+    **Gives** (layer, head): `norm`, `rank`; (layer, head, token): `received`, `pull`; `loss`. One map: `reversed_map`. No map is kept: one
     head's is made at a time.
 
     **Laws** equal to autograd's gradient of the scores in every family; rows of R sum to 0 under softmax; no gauge moves R.
@@ -53,19 +53,20 @@ def reversed_attention(
     """
     loss, pulled, wanted, at = backward(model, trace, target, token)
     layers = [kernel(heads, trace.read_by(at), pulled[at]) for at, heads in enumerate(trace.view.blocks)]
-    norm, received = (torch.stack(both) for both in zip(*layers, strict=True))
+    norm, received, pull = (torch.stack(each) for each in zip(*layers, strict=True))
     rank = norm.flatten().argsort(descending=True).argsort().reshape(norm.shape) + 1
-    values = {"norm": norm, "rank": rank, "received": received, "loss": loss}
+    values = {"norm": norm, "rank": rank, "received": received, "pull": pull, "loss": loss}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads), "token": range(len(trace))}
     return REVERSED_ATTENTION.answer(values, coords, {"target": wanted, "token": at} | trace.provenance)
 
 
 def kernel(
     heads: Heads, x: Float[Tensor, "n d"], pulled: Float[Tensor, "n d"]
-) -> tuple[Float[Tensor, " h"], Float[Tensor, "h n"]]:
-    """‖R‖ and Σ_i |R_ij| of every head of a layer, from the gradient of what its attention wrote."""
-    found = [(R.norm(), R.abs().sum(-2)) for R in maps(heads, x, pulled)]
-    return torch.stack([norm for norm, _ in found]), torch.stack([received for _, received in found])
+) -> tuple[Float[Tensor, " h"], Float[Tensor, "h n"], Float[Tensor, "h n"]]:
+    """‖R‖, Σ_i |R_ij| and Σ_i R_ij of every head of a layer, from the gradient of what its attention wrote."""
+    found = [(R.norm(), R.abs().sum(-2), R.sum(-2)) for R in maps(heads, x, pulled)]
+    norm, received, pull = (torch.stack(each) for each in zip(*found, strict=True))
+    return norm, received, pull
 
 
 def reversed_map(
@@ -188,6 +189,10 @@ REVERSED_ATTENTION = Analysis(
         "received": Field(
             ("layer", "head", "token"),
             "Σ_i |R_ij| of the head: how strongly the loss pulls at what tokens look at token j",
+        ),
+        "pull": Field(
+            ("layer", "head", "token"),
+            "Σ_i R_ij of the head: below 0 the loss wants tokens to look more at token j",
         ),
         "loss": Field((), "−log p of the target after the token", "nats"),
     },

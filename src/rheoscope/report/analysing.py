@@ -120,7 +120,7 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
             parameters[name] = _parameter(name, hint, False if name == "explain" else None)
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {name: one.annotation for name, one in parameters.items()}
-    run.__doc__ = f"{asked.question}\n\n{inspect.getdoc(asked.ask)}"
+    run.__doc__ = f"{asked.question}\n\nEvery field and its definition: --explain, or docs/analyses.md."
     return run
 
 
@@ -131,13 +131,15 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
 def show_catalogue() -> None:
     """Every analysis, a row each."""
     from rich.console import Console
+    from rich.table import Table
 
-    from rheoscope.report.telling import Cell, Table
-    from rheoscope.report.terminal import rich_table
-
-    rows = [[Cell(one.name), Cell(one.needs), Cell(one.question)] for one in map(analysis, TABLE)]
-    header = [Cell("analysis"), Cell("needs"), Cell("what it asks")]
-    Console(highlight=False).print(rich_table(Table("", header, rows, frozenset({0, 1, 2}))))
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("analysis", "needs"):
+        table.add_column(heading, no_wrap=True, min_width=max(map(len, TABLE)) if heading == "analysis" else 5)
+    table.add_column("what it asks", overflow="fold")
+    for one in map(analysis, TABLE):
+        table.add_row(one.name, one.needs, one.question)
+    Console(highlight=False).print(table)
 
 
 def show_usage() -> None:

@@ -20,11 +20,15 @@ LONGEST = 64
 def blocks(answers: Answers, key: str) -> list[Block]:
     """A table for every axis that numbers run along (medians over heads), single numbers as lines, and what is larger by name."""
     dataset = answers.found[key]
+    chance = {str(field.attrs.get(of)) for field in dataset.data_vars.values() for of in ("null", "null_sd")}
     tables: list[Block] = []
     for axis in map(str, dataset.dims):
-        along = [name for name in map(str, dataset.data_vars) if _runs_along(dataset[name], axis)]
+        along = [
+            name for name in map(str, dataset.data_vars) if name not in chance and _runs_along(dataset[name], axis)
+        ]
         tables += [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
-    lines = [_line(name, dataset[name]) for name in map(str, dataset.data_vars) if not _in_a_table(dataset[name])]
+    rest = [name for name in map(str, dataset.data_vars) if name not in chance and not _in_a_table(dataset[name])]
+    lines = [_line(name, dataset[name]) for name in rest]
     return [*tables, *([Lines(f"{key}, other numbers", lines)] if lines else [])]
 
 
@@ -33,9 +37,8 @@ def _in_a_table(field: "xarray.DataArray") -> bool:
 
 
 def _runs_along(field: "xarray.DataArray", axis: str) -> bool:
-    """Whether it is one number for every place of an axis, over heads in the median; nulls stand beside what they are of."""
-    over_heads = field.dims == (axis, "head") and field.dtype.kind in "fiub"
-    return (field.dims == (axis,) or over_heads) and not str(field.name).endswith(("_null", "_null_sd"))
+    """Whether it is one number for every place of an axis, over heads in the median."""
+    return field.dims == (axis,) or (field.dims == (axis, "head") and field.dtype.kind in "fiub")
 
 
 def _table(key: str, dataset: "xarray.Dataset", axis: str, names: list[str]) -> Table:
@@ -70,5 +73,5 @@ def _line(name: str, field: "xarray.DataArray") -> str:
     if field.dtype.kind not in "fiub" or not np.isfinite(np.asarray(field.values, dtype=float)).any():
         return f"{name} ({axes})"
     values = np.asarray(field.values, dtype=float)
-    ends = " to ".join(short(float(end(values))) for end in (np.nanmin, np.nanmedian, np.nanmax))
-    return f"{name} ({axes}): least, median and largest {ends}{unit}"
+    low, middle, high = (short(float(of(values))) for of in (np.nanmin, np.nanmedian, np.nanmax))
+    return f"{name} ({axes}): from {low} to {high}, median {middle}{unit}"
