@@ -20,6 +20,13 @@ def gathered(n: int = 30):
     return trace, rs.clusters(trace, angle=0.5)
 
 
+def test_without_draws_there_is_no_null() -> None:
+    trace, found = gathered()
+    alone, beside = rs.purity(trace, found, draws=0), rs.purity(trace, found, draws=3)
+    assert list(alone.data_vars) == ["purity"]
+    assert np.array_equal(alone.purity, beside.purity)
+
+
 def test_names_that_make_the_clusters_are_pure_and_random_ones_are_not() -> None:
     trace, found = gathered()
     rng = np.random.default_rng(0)

@@ -52,7 +52,7 @@ def purity(
     classes, lemmas, topics, …) and is added to `token`, `stem` (English, in the place of a lemma, which would need a dictionary),
     `frequency` (quarter of the text's tokens in the order of their ids, which fall in frequency) and `position` (quarter of the text).
 
-    **Gives** (point, by): `purity`, `purity_null`, `purity_z`, `p_value`.
+    **Gives** (point, by): `purity`, `purity_null`, `purity_z`, `p_value`; `draws=0` leaves out all but the first.
 
     **Laws** 1 where every cluster holds one name; the null's own p-values are uniform.
 
@@ -73,10 +73,12 @@ def purity(
 
 
 def kernel(label: Int[Tensor, "p n"], names: Int[Tensor, "by n"], draws: int, seed: int) -> dict[str, Tensor]:
-    """Purity of every clustering under every naming, beside the same names permuted."""
+    """Purity of every clustering under every naming, beside the same names permuted; without draws nothing beside it."""
     orders = torch.cat([torch.arange(label.shape[-1])[None], permutations(label.shape[-1], draws, seed)])
     table = torch.stack([torch.stack([pure(one, name[orders]) for name in names]) for one in label])
     measured, null = table[..., 0], table[..., 1:]
+    if not draws:
+        return {"purity": measured}
     return {
         "purity": measured,
         "purity_null": null.mean(-1),

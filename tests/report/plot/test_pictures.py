@@ -5,18 +5,25 @@ import pytest
 from rheoscope import catalogue
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.draw.notebook import in_notebook
+from rheoscope.report.drawing import picture_of
 from rheoscope.report.picture import Cells
 from rheoscope.report.plot import fields
 from rheoscope.report.plot.heads import COLOURS
 from tests.report.parts import Parts
 from tests.report.plot.cases import by_three_hands, drawn, found, model, planted
 
+DRAWN = [name for name in catalogue.names() if "draws" in catalogue.analysis(name).settings]
 NAMES = [*catalogue.names(), *(["each_head"] if "surgery" in catalogue.TABLE else [])]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_three_hands_draw_every_panel(name: str) -> None:
     by_three_hands(drawn(name, words=model().words))
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_three_hands_draw_it_without_its_null(name: str) -> None:
+    by_three_hands(picture_of(found(name, draws=0)))
 
 
 @pytest.mark.parametrize("name", NAMES)

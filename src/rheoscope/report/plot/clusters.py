@@ -41,7 +41,8 @@ def beside(dataset: "xarray.Dataset", title: str) -> Panel:
     for name, colour in PANELS[title].items():
         said = name.replace("_", " ")
         for field, series, style in ((f"{name}_null", f"{said}, null", "dashed"), (name, said, "solid")):
-            lines.append(Line(series, range(len(names)), dataset[field].values.astype(float), colour, style))
+            if field in dataset:
+                lines.append(Line(series, range(len(names)), dataset[field].values.astype(float), colour, style))
         about.append(f"{said}: {dataset[name].attrs['definition']}")
     told = "; ".join(about)
     return Panel(

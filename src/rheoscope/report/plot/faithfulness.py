@@ -25,7 +25,9 @@ def curves(dataset: "xarray.Dataset", name: str) -> Panel:
     share = 100 * ordered.share.values
     lines = [
         Line(str(ranking), share, ordered[name].sel(ranking=ranking).mean("text").values, colour)
-        for colour, ranking in zip((*CLUSTERS[:4], "null"), dataset.ranking.values, strict=True)
+        for colour, ranking in zip(
+            (*CLUSTERS[:4], "null"), dataset.ranking.values, strict=False
+        )  # no random order, no null
     ]
     if name == "loss":
         before = float(dataset.loss_before.mean())

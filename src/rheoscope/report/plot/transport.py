@@ -35,7 +35,7 @@ def strided(dataset: "xarray.Dataset", name: str, title: str, series: str) -> Pa
     """Mean over all pairs of layers that far apart, and the null."""
     strides = tuple(str(stride) for stride in dataset.stride.values)
     at = range(len(strides))
-    value, null = (np.nanmean(dataset[f"{field}_strided"].values, axis=1) for field in (name, f"{name}_null"))
+    value, null = (dataset[f"{field}_strided"].mean("step").values for field in (name, f"{name}_null"))
     lines = Line("null", at, null, "null", "dashed"), Line(series, at, value)
     what, at_random = (dataset[field].attrs["definition"] for field in (name, f"{name}_null"))
     about = f"{what}; mean over all pairs of clouds so many layers apart. Null: {at_random}."
