@@ -133,11 +133,11 @@ def show_catalogue() -> None:
     from rich.console import Console
 
     from rheoscope.report.telling import Cell, Table
-    from rheoscope.report.terminal import rich_table
+    from rheoscope.report.terminal import Terminal
 
     rows = [[Cell(one.name), Cell(one.needs), Cell(one.question)] for one in map(analysis, TABLE)]
     header = [Cell("analysis"), Cell("needs"), Cell("what it asks")]
-    Console(highlight=False).print(rich_table(Table("", header, rows, frozenset({0, 1, 2}))))
+    Terminal(Console(highlight=False), []).table(Table("", header, rows, frozenset({0, 1, 2})))
 
 
 def show_usage() -> None:

@@ -43,11 +43,11 @@ def model() -> Any:
 
 
 @cache
-def found(name: str) -> Any:
+def found(name: str, **more: Any) -> Any:
     """The answer of an analysis; `each_head` is surgery of every head alone."""
     analysis = catalogue.analysis("surgery" if name == "each_head" else name)
     given = {"view": model().view, "trace": model().trace(TEXT), "model": model(), "text": TEXT, "texts": TEXTS}
-    return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}))
+    return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | more)
 
 
 def drawn(name: str, **more: Any) -> Picture:

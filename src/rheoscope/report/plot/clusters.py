@@ -35,13 +35,14 @@ def picture(dataset: "xarray.Dataset") -> Picture:
 
 
 def beside(dataset: "xarray.Dataset", title: str) -> Panel:
-    """Numbers over depth, the null of each dashed in its colour."""
+    """Numbers over depth, the null of each, where there is one, dashed in its colour."""
     names = tuple(places(dataset.point.values))
     lines, about = [], []
     for name, colour in PANELS[title].items():
         said = name.replace("_", " ")
         for field, series, style in ((f"{name}_null", f"{said}, null", "dashed"), (name, said, "solid")):
-            lines.append(Line(series, range(len(names)), dataset[field].values.astype(float), colour, style))
+            if field in dataset:
+                lines.append(Line(series, range(len(names)), dataset[field].values.astype(float), colour, style))
         about.append(f"{said}: {dataset[name].attrs['definition']}")
     told = "; ".join(about)
     return Panel(

@@ -35,6 +35,7 @@ def curve(dataset: "xarray.Dataset") -> Panel:
     lines = (
         Line(name, used, dataset[field].mean("layer").values, colour, style)
         for field, (name, colour, style) in CURVES.items()
+        if field in dataset
     )
     marks: tuple[Mark, ...] = (Shape("", *band, "first", 0.13, "best first: the band of all layers"), *lines)
     return Panel("Distances recovered (RSA)", dataset.recovered.attrs["definition"], marks, _heads(), Axis(high=1.03))
@@ -43,20 +44,20 @@ def curve(dataset: "xarray.Dataset") -> Panel:
 def linear(dataset: "xarray.Dataset") -> Panel:
     """The same by CKA."""
     used = dataset.heads_used.values
-    lines = (
-        Line("random projections", used, dataset.recovered_cka_null.mean("layer").values, "null", "dashed"),
-        Line("best first", used, dataset.recovered_cka.mean("layer").values, "first"),
-    )
+    lines = [Line("best first", used, dataset.recovered_cka.mean("layer").values, "first")]
+    if "recovered_cka_null" in dataset:
+        null = dataset.recovered_cka_null.mean("layer").values
+        lines.insert(0, Line("random projections", used, null, "null", "dashed"))
     about = dataset.recovered_cka.attrs["definition"]
-    return Panel("Inner products recovered (CKA)", about, lines, _heads(), Axis(high=1.03))
+    return Panel("Inner products recovered (CKA)", about, tuple(lines), _heads(), Axis(high=1.03))
 
 
 def layers(dataset: "xarray.Dataset") -> Panel:
     """A row a layer: what 1, 2, … heads recover, and which head is added."""
-    values, order, null = dataset.recovered.values, dataset.order.values, dataset.recovered_null.values
+    values, order = dataset.recovered.values, dataset.order.values
     tips = [
         [
-            f"L{a}, {b + 1} heads: {number(float(values[a, b]))}, adds head {int(order[a, b])}; random {number(float(null[a, b]))}"
+            f"L{a}, {b + 1} heads: {number(float(values[a, b]))}, adds head {int(order[a, b])}{_random(dataset, a, b)}"
             for b in range(values.shape[1])
         ]
         for a in range(values.shape[0])
@@ -67,16 +68,24 @@ def layers(dataset: "xarray.Dataset") -> Panel:
     return Panel("Every layer, best heads first", about, (Cells(values, tips=tips),), *sides, height=height)
 
 
+def _random(dataset: "xarray.Dataset", layer: int, used: int) -> str:
+    """What random projections recover, where some were drawn."""
+    null = dataset.get("recovered_null")
+    return "" if null is None else f"; random {number(float(null[layer, used]))}"
+
+
 def together(dataset: "xarray.Dataset") -> Panel:
     """One head and all heads of each layer."""
     at = range(dataset.sizes["layer"])
-    lines = (
-        Line("all, random projections", at, dataset.recovered_null.values[:, -1], "null", "dashed"),
+    lines = [
         Line("all heads", at, dataset.recovered.values[:, -1], "first"),
         Line("best head", at, dataset.recovered.values[:, 0], "third"),
-    )
+    ]
+    if "recovered_null" in dataset:
+        null = dataset.recovered_null.values[:, -1]
+        lines.insert(0, Line("all, random projections", at, null, "null", "dashed"))
     about = "Recovered by the best head of a layer and by all of them. " + dataset.recovered.attrs["definition"]
-    return Panel("One head and all of them", about, lines, Axis("", _layers(dataset)), Axis(high=1.03))
+    return Panel("One head and all of them", about, tuple(lines), Axis("", _layers(dataset)), Axis(high=1.03))
 
 
 def so_far(dataset: "xarray.Dataset") -> Panel:

@@ -20,12 +20,21 @@ LONGEST = 64
 def blocks(answers: Answers, key: str) -> list[Block]:
     """A table for every axis that numbers run along (medians over heads), single numbers as lines, and what is larger by name."""
     dataset = answers.found[key]
+    nulls = _beside(dataset)
+    told = [name for name in map(str, dataset.data_vars) if name not in nulls]
     tables: list[Block] = []
     for axis in map(str, dataset.dims):
-        along = [name for name in map(str, dataset.data_vars) if _runs_along(dataset[name], axis)]
+        along = [name for name in told if _runs_along(dataset[name], axis)]
         tables += [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
-    lines = [_line(name, dataset[name]) for name in map(str, dataset.data_vars) if not _in_a_table(dataset[name])]
+    lines = [_line(name, dataset[name]) for name in told if not _in_a_table(dataset[name])]
     return [*tables, *([Lines(f"{key}, other numbers", lines)] if lines else [])]
+
+
+def _beside(dataset: "xarray.Dataset") -> set[str]:
+    """Nulls that stand small beside what they are of."""
+    fields = [field for field in dataset.data_vars.values() if _in_a_table(field)]
+    nulls = {str(field.attrs.get("null", "")): field.dims for field in fields}
+    return {null for null, dims in nulls.items() if null in dataset and dataset[null].dims == dims}
 
 
 def _in_a_table(field: "xarray.DataArray") -> bool:
@@ -33,9 +42,8 @@ def _in_a_table(field: "xarray.DataArray") -> bool:
 
 
 def _runs_along(field: "xarray.DataArray", axis: str) -> bool:
-    """Whether it is one number for every place of an axis, over heads in the median; nulls stand beside what they are of."""
-    over_heads = field.dims == (axis, "head") and field.dtype.kind in "fiub"
-    return (field.dims == (axis,) or over_heads) and not str(field.name).endswith(("_null", "_null_sd"))
+    """Whether it is one number for every place of an axis, over heads in the median."""
+    return field.dims == (axis,) or (field.dims == (axis, "head") and field.dtype.kind in "fiub")
 
 
 def _table(key: str, dataset: "xarray.Dataset", axis: str, names: list[str]) -> Table:
