@@ -51,6 +51,27 @@ def test_a_block_is_printed_as_soon_as_what_it_needs_is_known() -> None:
     assert one.waiting == []
 
 
+OPTIONS = {
+    "flow": {},
+    "covers": {"draws": 2},
+    "surgery": {"M": "symmetric"},
+    "reverse": {},
+    "operators": {"text": TEXT},
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_what_is_told_early_is_what_the_end_would_tell(job: str) -> None:
+    """No block is told before all that stands in it is known, and none is forgotten."""
+    one, early = terminal(job=job), []
+    one.show = early.append  # type: ignore[method-assign]
+    answers = ask(Subject(model(), TEXT, model().trace(TEXT)), JOBS[job].asks(OPTIONS[job]), hear=one.hear)
+    late = [block for told in JOBS[job].tells if not told.aside for block in told.blocks(answers)]
+    assert early == late
+    assert len(late) > 1
+    assert one.waiting == []
+
+
 def test_blocks_stay_in_their_order() -> None:
     """A later block that could be told waits for an earlier one."""
     tells = (Told(("energy",), lambda _: [Lines("first", [])]), Told(("readout",), lambda _: [Lines("second", [])]))

@@ -214,7 +214,7 @@ JOBS: dict[str, Job] = {
         (
             Told(("operators",), operators.blocks),
             Told(("operators",), operators.extremes),
-            Told(("operators",), operators.scores),
+            Told(("scores",), operators.scores),
         ),
         lambda options: [asked("head_types")],
         must="operators",

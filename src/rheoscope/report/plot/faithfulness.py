@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "The first heads of each ranking are kept, every other gives its mean. A faithful ranking falls to the model's own loss (dashed) with "
-    "few heads; the random order (grey) is the null. Means over prompts."
+    "few heads; the random order (grey) is the null. Means over texts."
 )
 TITLES = {"loss": "Loss of the target, nats", "logit_difference": "Logit of target less foil"}
 
@@ -24,8 +24,8 @@ def curves(dataset: "xarray.Dataset", name: str) -> Panel:
     ordered = dataset.sortby("share")
     share = 100 * ordered.share.values
     lines = [
-        Line(str(ranking), share, ordered[name].sel(ranking=ranking).mean("prompt").values, colour)
-        for colour, ranking in zip((*CLUSTERS[:4], "null"), dataset.ranking.values, strict=True)
+        Line(str(ranking), share, ordered[name].sel(ranking=ranking).mean("text").values, colour)
+        for colour, ranking in zip((*CLUSTERS[:4], "null"), dataset.ranking.values, strict=False)
     ]
     if name == "loss":
         before = float(dataset.loss_before.mean())
