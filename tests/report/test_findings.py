@@ -22,9 +22,9 @@ def plain(z: float, tries: int = 1, analysis: str = "a") -> Finding:
 
 
 def everything(trace) -> dict:
-    found = {"trajectory": rs.trajectory(trace), "transport": rs.transport(trace), "kept": rs.kept(trace)}
-    found |= {"clusters": rs.clusters(trace), "massive": rs.massive(trace), "readout": rs.readout(trace.view, trace)}
-    return found | {"purity": rs.purity(trace, found["clusters"]), "operators": rs.operators(trace.view)}
+    found = {name: getattr(rs, name)(trace) for name in ("trajectory", "transport", "geometry_kept", "clusters")}
+    found |= {"massive_tokens": rs.massive_tokens(trace), "readout": rs.readout(trace)}
+    return found | {"purity": rs.purity(trace, clusters=found["clusters"]), "operators": rs.operators(trace.view)}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -86,7 +86,7 @@ def test_a_cloud_of_chance_shows_nothing_but_what_it_was_given() -> None:
     trace = rs.load().trace(list(range(300, 340)))
     steps = torch.stack([random(seed, 40, 256) for seed in range(len(trace.steps))])
     found = everything(replace(trace, points=steps.cumsum(0).float()))
-    for name in ("operators", "readout", "kept"):  # the model's own weights; a sum keeps what it began with
+    for name in ("operators", "readout", "geometry_kept"):  # the model's own weights; a sum keeps what it began with
         found.pop(name)
     assert findings(found)[0] == []
 
@@ -98,16 +98,15 @@ def test_a_planted_sink_and_a_planted_straight_line_are_told() -> None:
     points[4:, 3, 9] += 4000
     found = everything(replace(trace, points=points))
     told = {one.analysis: one for one in findings(found, most=9)[0]}
-    assert "Token 3" in told["massive"].text
-    assert "in coordinate 9" in told["massive"].text
+    assert "Token 3" in told["massive_tokens"].text
+    assert "in coordinate 9" in told["massive_tokens"].text
     assert "Tokens go straighter than chance: chord over path 1.00" in told["trajectory"].text
     assert math.isclose(told["trajectory"].value, 1, rel_tol=1e-5)
 
 
 def covered(trace) -> dict:
-    view = trace.view
-    found = {"agreement": rs.agreement(view, trace, draws=8), "operators": rs.operators(view)}
-    return found | {"distortion": rs.distortion(view, trace, k=3, draws=2), "stack": rs.stack(view, trace, draws=2)}
+    found = {"agreement": rs.agreement(trace, draws=8), "operators": rs.operators(trace.view)}
+    return found | {"distortion": rs.distortion(trace, nearest=3, draws=2), "stack": rs.stack(trace, draws=2)}
 
 
 def test_covers_tell_what_beats_its_null_and_count_what_does_not() -> None:
@@ -123,7 +122,7 @@ def test_covers_tell_what_beats_its_null_and_count_what_does_not() -> None:
 
 
 def test_planted_heads_that_read_similarity_and_its_opposite_are_told_by_name() -> None:
-    found = rs.agreement(rs.load().view, rs.load().trace(TEXT), draws=20).copy(deep=True)
+    found = rs.agreement(rs.load().trace(TEXT), draws=20).copy(deep=True)
     found["z"][:], found["q_value"][:] = 0.0, 1.0
     for (layer, head), value, z in (((2, 1), 0.9, 9.0), ((3, 3), -0.8, -8.0), ((4, 0), 0.5, 5.0)):
         found["agreement"][layer, head], found["z"][layer, head], found["q_value"][layer, head] = value, z, 1e-6

@@ -14,7 +14,7 @@ from rheoscope.report.jobs import Job, Options
 from rheoscope.report.json_file import save_json
 from rheoscope.report.progress import asking_bar
 from rheoscope.report.table import save_csv
-from rheoscope.report.tell import layers
+from rheoscope.report.tell import layers, text
 from rheoscope.report.terminal import Terminal
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
@@ -38,9 +38,10 @@ class Files:
     """Whether a page is written beside the user even where no name was typed."""
 
     def __post_init__(self) -> None:
-        named = [path for path in (self.json, self.csv, self.html) if path is not None]
-        if len(set(named)) < len(named):
-            raise RheoscopeError(f"{named[0]} is named twice; type a name of its own for every file")
+        named = [path.resolve() for path in (self.json, self.csv, self.html) if path is not None]
+        twice = next((path for at, path in enumerate(named) if path in named[:at]), None)
+        if twice is not None:
+            raise RheoscopeError(f"{twice.name} is named twice; type a name of its own for every file")
 
     @property
     def any(self) -> bool:
@@ -54,7 +55,9 @@ def run(
     from rich.console import Console
 
     console = Console(highlight=False)
-    answers = _answered(job, model, said, options, files, fast, Terminal(console, job.tells, explain))
+    terminal = Terminal(console, job.tells, explain)
+    answers = _answered(job, model, said, options, files, fast, terminal)
+    terminal.end(answers)
     _write(console, answers, page_of(job, answers).save if files.html or files.report else None, files)
 
 
@@ -69,11 +72,12 @@ def compare(job: Job, model: Model, texts: Sequence[str], options: Options, file
     for block in layers.compared(first, second):
         terminal.show(block)
     for at, answers in enumerate(both, 1):
-        console.print(f"\nText {at}: {answers.text.text}", markup=False, style="bold")
+        terminal.heading(f"Text {at}: {text.title(answers)}")
         for one in job.tells:
             if layers.blocks is not one.blocks and not one.aside:
                 for block in one.blocks(answers):
                     terminal.show(block)
+        terminal.end(answers)
     _write(
         console, first, compared_page(job, first, second).save if files.html or files.report else None, files, second
     )
@@ -87,23 +91,25 @@ def _answered(
     subject = Subject(model, said, trace)
     asks = [*job.asks(options), *(job.besides(options) if files.any else [])]
     terminal.begin(Answers(model.view, model.words, trace))
+
+    def hear(so_far: Answers) -> None:
+        if job.must in so_far.left_out:
+            raise RheoscopeError(so_far.left_out[job.must])
+        terminal.hear(so_far)
+
     with asking_bar() as tell:
-        answers = ask(subject, asks, not fast, terminal.hear, tell)
-    if job.must in answers.left_out:
-        raise RheoscopeError(answers.left_out[job.must])
-    terminal.end(answers)
-    return answers
+        return ask(subject, asks, not fast, hear, tell)
 
 
 def _write(console: "Console", answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> None:
     """Files in the order in which they are typed; a report that nobody named fails quietly."""
-    numbers = numbers_of(answers)
-    if files.json is not None:
-        console.print(
-            save_json(numbers, files.json, None if second is None else second.found), soft_wrap=True, markup=False
-        )
+    numbers, compared = numbers_of(answers), None if second is None else numbers_of(second)
+    said = [] if files.json is None else [save_json(numbers, files.json, compared)]
     if files.csv is not None:
-        console.print(save_csv(numbers, files.csv), soft_wrap=True, markup=False)
+        said.append(save_csv(numbers, files.csv))
+        said += [] if compared is None else [save_csv(compared, files.csv / "compared")]
+    for line in said:
+        console.print(line, soft_wrap=True, markup=False)
     if save_page is None:
         return
     try:

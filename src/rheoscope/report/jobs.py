@@ -140,9 +140,9 @@ def _covers(options: Options) -> list[Ask]:
     settings = {name: options[name] for name in ("draws", "control") if options.get(name) is not None}
     return [
         asked("agreement", **settings),
+        Ask("distorted_pairs", _listed(1)),
         asked("head_types"),
         asked("distortion"),
-        Ask("distorted_pairs", _listed(1)),
     ]
 
 
@@ -214,7 +214,7 @@ JOBS: dict[str, Job] = {
         (
             Told(("operators",), operators.blocks),
             Told(("operators",), operators.extremes),
-            Told(("operators",), operators.scores),
+            Told(("scores",), operators.scores),
         ),
         lambda options: [asked("head_types")],
         must="operators",

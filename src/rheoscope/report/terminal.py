@@ -8,6 +8,7 @@ from rheoscope.report.answers import Answers
 from rheoscope.report.jobs import Told
 from rheoscope.report.tell import text
 from rheoscope.report.telling import Block, Cell, Lines, Table
+from rheoscope.report.tokens import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 WIDE = 110
 """Columns of a terminal that has room for nulls; the page and --json have them always."""
+WORDS = 28
+"""What a column of words is given at least; longer ones are folded. Numbers are never cut."""
+BETWEEN = 2
 
 
 class Terminal:
@@ -33,10 +37,10 @@ class Terminal:
 
     def begin(self, answers: Answers) -> None:
         """The model and the text."""
-        self.console.print(text.model_line(answers), style="dim", markup=False)
+        self.line(text.model_line(answers), "dim")
         if answers.trace is not None:
-            self.console.print(f"{len(answers.trace)} tokens: {' '.join(text.tokens(answers).words)}", markup=False)
-            self.console.print(f"massive tokens left out: {text.massive(answers)}", style="dim", markup=False)
+            self.line(f"{len(answers.trace)} tokens: {' '.join(text.tokens(answers).words)}")
+            self.line(f"massive tokens left out: {text.massive(answers)}", "dim")
 
     def end(self, answers: Answers) -> None:
         """What had no answer."""
@@ -47,6 +51,7 @@ class Terminal:
         """One block; pictures, tokens and facts are for pages."""
         match block:
             case Table():
+<<<<<<< HEAD
                 self.console.print(f"\n{block.heading}", markup=False)
                 wide = self.console.width >= WIDE
                 for part in fitting(block, self.console.width, wide):
@@ -56,14 +61,29 @@ class Terminal:
                         self.console.print(line, style="dim", markup=False)
                 if self.explain:
                     self.console.print(explained(block))
+=======
+                self.heading(block.heading)
+                self.table(block)
+>>>>>>> report_tests
             case Lines():
-                self.console.print(f"\n{block.heading}", markup=False)
+                self.heading(block.heading)
                 for line in block.lines:
-                    self.console.print(f"• {line}", markup=False)
+                    self.line(f"• {line}")
             case _:
                 pass
 
+    def table(self, block: Table) -> None:
+        """What fits beside each other, the rest below; then what is small, and what columns mean."""
+        wide = self.console.width >= WIDE
+        for columns in fitting(block, self.console.width, wide):
+            self.console.print(rich_table(block, columns, wide))
+        for line in (block.small if wide else "", block.note):
+            if line:
+                self.line(line, "dim")
+        if self.explain:
+            self.console.print(explained(block))
 
+<<<<<<< HEAD
 def rich_table(block: Table, wide: bool = True) -> "RichTable":
     """Columns of text to the left, numbers to the right, each as wide as it is; only a last column of text may be cut."""
     from rich.table import Table as RichTable
@@ -75,11 +95,56 @@ def rich_table(block: Table, wide: bool = True) -> "RichTable":
         side: Literal["left", "right"] = "left" if at in block.words else "right"
         least = 0 if last else widths[at]
         table.add_column(cell.text, justify=side, no_wrap=True, overflow="ellipsis", min_width=least)
+=======
+    def heading(self, said: str) -> None:
+        self.console.print()
+        self.line(said, "bold")
+
+    def line(self, said: str, style: str = "") -> None:
+        """A line as it is: a text can neither colour it nor move the cursor."""
+        self.console.print(printable(said), style=style, markup=False)
+
+
+def fitting(block: Table, width: int, wide: bool = True) -> list[list[int]]:
+    """The columns of a table, by number, in groups that fit on a line; the first column names the rows of each.
+
+    >>> row = [Cell("L0"), Cell(".25"), Cell(".50")]
+    >>> fitting(Table("", [Cell("layer"), Cell("moved"), Cell("straight")], [row]), 16)
+    [[0, 1], [0, 2]]
+    """
+    first, *others = (least_width(block, at, wide) + BETWEEN for at in range(len(block.header)))
+    groups, room = [[0]], width - first
+    for at, needed in enumerate(others, 1):
+        if needed > room and len(groups[-1]) > 1:
+            groups, room = [*groups, [0]], width - first
+        groups[-1].append(at)
+        room -= needed
+    return groups
+
+
+def least_width(block: Table, at: int, wide: bool) -> int:
+    """What a column needs: its widest cell, or as little as words can be folded to."""
+    widest = max(len(_cell(row[at], wide)) for row in [block.header, *block.rows])
+    return min(widest, WORDS) if at in block.words and at > 0 else widest
+
+
+def rich_table(block: Table, columns: Sequence[int], wide: bool = True) -> "RichTable":
+    """Some columns of a table: words to the left, numbers to the right; what is small only where there is room."""
+    from rich.table import Table as RichTable
+
+    table = RichTable(box=None, header_style="dim", pad_edge=False, padding=(0, BETWEEN, 0, 0))
+    for at in columns:
+        folds = at in block.words and at > 0
+        justify: Literal["left", "right"] = "left" if at in block.words else "right"
+        table.add_column(_cell(block.header[at], wide=False), justify=justify, no_wrap=not folds, overflow="fold",
+                         min_width=0 if folds else least_width(block, at, wide))  # fmt: skip
+>>>>>>> report_tests
     for at, row in enumerate(block.rows):
-        table.add_row(*(_cell(cell, wide) for cell in row), end_section=at in block.ends)
+        table.add_row(*(_cell(row[column], wide) for column in columns), end_section=at in block.ends)
     return table
 
 
+<<<<<<< HEAD
 def column_widths(block: Table, wide: bool) -> list[int]:
     """How wide every column is when nothing is cut."""
     columns = zip(block.header, *block.rows, strict=True)
@@ -105,10 +170,13 @@ def _columns(block: Table, some: list[int]) -> Table:
     return replace(block, header=[block.header[at] for at in some], rows=rows, words=words)
 
 
+=======
+>>>>>>> report_tests
 def _cell(cell: Cell, wide: bool) -> "Text":
     from rich.text import Text
 
-    return Text.assemble(cell.text, (f" {cell.small:>4}", "dim")) if cell.small and wide else Text(cell.text)
+    said, small = printable(cell.text), printable(cell.small)
+    return Text.assemble(said, (f" {small:>4}", "dim")) if small and wide else Text(said)
 
 
 def explained(block: Table) -> "RenderableType":

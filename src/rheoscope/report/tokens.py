@@ -12,8 +12,16 @@ def shown(token: str) -> str:
     >>> shown(" on\\n")
     '·on↵'
     """
-    marked = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
-    return "".join(character if character.isprintable() else "�" for character in marked)
+    return printable(token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·"))
+
+
+def printable(text: str) -> str:
+    """A text without anything that moves the cursor or colours what follows.
+
+    >>> printable("red \\x1b[31m")
+    'red �[31m'
+    """
+    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def places(steps: Iterable[object]) -> list[str]:

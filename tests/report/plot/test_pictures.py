@@ -6,7 +6,11 @@ from rheoscope import catalogue
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.drawing import picture_of
+<<<<<<< HEAD
 from rheoscope.report.picture import Cells
+=======
+from rheoscope.report.picture import Cells, Line
+>>>>>>> report_tests
 from rheoscope.report.plot import fields
 from rheoscope.report.plot.heads import COLOURS
 from tests.report.parts import Parts
@@ -32,6 +36,18 @@ def test_three_hands_draw_what_follows_from_the_fields(name: str) -> None:
     by_three_hands(picture)
     told = picture.caption + "".join(panel.title + panel.about for panel in picture.panels)
     assert all(fields.in_words(field) in told for field in fields.own_fields(found(name)))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES[:-1] if "draws" in catalogue.analysis(name).settings])
+def test_an_answer_without_a_null_is_drawn_without_it(name: str) -> None:
+    """`draws=0` leaves the null out: no line of it is drawn, and nothing falls over what is not there."""
+    bare = found(name, draws=0)
+    assert not bare.attrs["draws"]
+    picture = picture_of(bare)
+    by_three_hands(picture)
+    by_three_hands(fields.picture(bare))
+    for line in (mark for panel in picture.panels for mark in panel.marks if isinstance(mark, Line)):
+        assert line.colour != "null" or np.isfinite(np.asarray(line.y, dtype=float)).any(), line.name
 
 
 @pytest.mark.parametrize("name", NAMES)

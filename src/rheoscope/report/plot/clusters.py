@@ -35,7 +35,7 @@ def picture(dataset: "xarray.Dataset") -> Picture:
 
 
 def beside(dataset: "xarray.Dataset", title: str) -> Panel:
-    """Numbers over depth, the null of each dashed in its colour."""
+    """Numbers over depth, the null of each, where there is one, dashed in its colour."""
     names = tuple(places(dataset.point.values))
     lines, about = [], []
     for name, colour in PANELS[title].items():

@@ -20,6 +20,7 @@ LONGEST = 64
 def blocks(answers: Answers, key: str) -> list[Block]:
     """A table for every axis that numbers run along (medians over heads), single numbers as lines, and what is larger by name."""
     dataset = answers.found[key]
+<<<<<<< HEAD
     chance = {str(field.attrs.get(of)) for field in dataset.data_vars.values() for of in ("null", "null_sd")}
     tables: list[Block] = []
     for axis in map(str, dataset.dims):
@@ -29,7 +30,23 @@ def blocks(answers: Answers, key: str) -> list[Block]:
         tables += [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
     rest = [name for name in map(str, dataset.data_vars) if name not in chance and not _in_a_table(dataset[name])]
     lines = [_line(name, dataset[name]) for name in rest]
+=======
+    nulls = _beside(dataset)
+    told = [name for name in map(str, dataset.data_vars) if name not in nulls]
+    tables: list[Block] = []
+    for axis in map(str, dataset.dims):
+        along = [name for name in told if _runs_along(dataset[name], axis)]
+        tables += [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
+    lines = [_line(name, dataset[name]) for name in told if not _in_a_table(dataset[name])]
+>>>>>>> report_tests
     return [*tables, *([Lines(f"{key}, other numbers", lines)] if lines else [])]
+
+
+def _beside(dataset: "xarray.Dataset") -> set[str]:
+    """Nulls that stand small beside what they are of."""
+    fields = [field for field in dataset.data_vars.values() if _in_a_table(field)]
+    nulls = {str(field.attrs.get("null", "")): field.dims for field in fields}
+    return {null for null, dims in nulls.items() if null in dataset and dataset[null].dims == dims}
 
 
 def _in_a_table(field: "xarray.DataArray") -> bool:

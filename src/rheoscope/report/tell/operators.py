@@ -61,6 +61,8 @@ def blocks(answers: Answers) -> list[Block]:
 
 def extremes(answers: Answers) -> list[Block]:
     """The heads at both ends of every number that has a sign."""
+    if "operators" not in answers.found:
+        return []
     lines = []
     for name in SIGNED:
         values = answers.found["operators"][name].values

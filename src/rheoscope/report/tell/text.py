@@ -3,7 +3,7 @@
 from rheoscope.report.answers import Answers
 from rheoscope.report.picture import number
 from rheoscope.report.telling import Block, Facts, Lines, Tokens
-from rheoscope.report.tokens import shown
+from rheoscope.report.tokens import printable, shown
 
 TITLE = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
@@ -14,7 +14,7 @@ def title(answers: Answers) -> str:
     """The text on one line, cut where a heading ends; the model's name where there is no text."""
     if answers.trace is None:
         return str(answers.view.facts["model"])
-    text = " ".join((answers.trace.text or "".join(answers.trace.tokens)).split())
+    text = printable(" ".join((answers.trace.text or "".join(answers.trace.tokens)).split()))
     return text if len(text) <= TITLE else text[: TITLE - 1].rstrip() + "…"
 
 

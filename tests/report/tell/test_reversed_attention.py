@@ -1,0 +1,55 @@
+"""How the loss wants attention to change, in words: the heads, the tokens, and whether it helps."""
+
+import math
+
+import pytest
+
+import rheoscope as rs
+from rheoscope.report.answers import Answers
+from rheoscope.report.jobs import JOBS
+from rheoscope.report.tell.reversed_attention import LISTED, STEP, blocks, pulls, sentences, strongest
+from rheoscope.report.telling import Table
+from tests.report.cases import answered, model
+
+TEXT = "The keys to the cabinet are"
+
+
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    return answered(JOBS["reverse"], TEXT, target=" on", token=-1)
+
+
+def test_heads_and_tokens_are_those_of_the_map(answers: Answers) -> None:
+    found = answers.found["reversed_attention"]
+    layer, head = strongest(found, 3)[0]
+    assert float(found.norm[layer, head]) == float(found.norm.max())
+    R = rs.reversed_map(model(), answers.text, layer, head, " on")
+    assert pulls(found, layer, head, -1)[0] == (int(R.sum(0).argmin()), pytest.approx(float(R.sum(0).min())))
+    assert pulls(found, layer, head, 1)[0] == (int(R.sum(0).argmax()), pytest.approx(float(R.sum(0).max())))
+    assert all(value < 0 for _, value in pulls(found, layer, head, -1, 99))
+    table, _ = blocks(answers)
+    assert isinstance(table, Table)
+    assert "−log p(·on) after ·are" in table.heading
+    assert [row[0].text for row in table.rows] == [f"L{layer}.H{head}" for layer, head in strongest(found, LISTED)]
+    token, value = pulls(found, layer, head, -1)[0]
+    assert table.rows[0][2].text.startswith(f"{answers.text.tokens[token].replace(' ', '·')} {token} ({value:+.3f})")
+    assert "−0" not in table.rows[0][3].text
+
+
+def test_sentences_tell_how_likely_how_gathered_and_whether_it_helps(answers: Answers) -> None:
+    found, patched = (answers.found[name] for name in ("reversed_attention", "attention_patching"))
+    likely, hardest, gathered, helps = sentences(answers)
+    assert f"·on the probability {math.exp(-float(found.loss)):.3g}" in likely
+    layer, head = strongest(found, 1)[0]
+    assert f"pulls hardest at L{layer}.H{head}" in hardest
+    assert f"{float(found.norm.max() / found.norm.sum()):.0%} of the pull" in gathered
+    assert f"becomes {float(patched.loss.sel(eta=STEP)):.3f}" in helps
+    assert len(patched.eta) > 2  # the page has the whole curve, and the same step
+
+
+def test_without_patching_three_sentences_stand(answers: Answers) -> None:
+    bare = Answers(
+        answers.view, answers.words, answers.trace, {"reversed_attention": answers.found["reversed_attention"]}
+    )
+    assert sentences(bare) == sentences(answers)[:3]
+    assert blocks(Answers(answers.view, answers.words, None)) == []

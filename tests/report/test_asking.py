@@ -1,0 +1,125 @@
+"""Asking: every analysis gets what it is about, what refuses is left out with its reason, and nothing is drawn in a hurry."""
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.report.answers import Answers
+from rheoscope.report.asking import Ask, Subject, answer, ask, with_settings
+from rheoscope.report.jobs import JOBS
+from tests.report.cases import TEXT, model, told
+
+
+def subject(text: str = TEXT) -> Subject:
+    return Subject(model(), text, model().trace(text))
+
+
+def test_an_answer_is_what_the_function_gives() -> None:
+    for name, found in (
+        ("transport", rs.transport(model().trace(TEXT), draws=2)),
+        ("operators", rs.operators(model().view)),
+        ("surgery", rs.surgery(model(), TEXT, M="symmetric")),
+        ("reversed_attention", rs.reversed_attention(model(), model().trace(TEXT))),
+    ):
+        settings = {"transport": {"draws": 2}, "surgery": {"M": "symmetric"}}.get(name, {})
+        assert answer(subject(), name, settings).identical(found), name
+
+
+def test_answers_grow_and_are_heard_after_each() -> None:
+    heard: list[Answers] = []
+    asks = [Ask("trajectory"), with_settings("transport", draws=0), Ask("massive_tokens")]
+    last = ask(subject(), asks, hear=heard.append)
+    assert [list(one.found) for one in heard] == [
+        ["trajectory"], ["trajectory", "transport"], ["trajectory", "transport", "massive_tokens"],
+    ]  # fmt: skip
+    assert heard[-1] is last
+    assert last.found["transport"].attrs["draws"] == 0
+    with pytest.raises(FrozenInstanceError):
+        last.found = {}  # type: ignore[misc]
+    assert "model" not in {field.name for field in fields(last)}  # what has no model cannot run one
+
+
+def test_one_analysis_is_asked_several_times_under_a_word_each() -> None:
+    settings = {"L0.H1": {"layer": 0, "head": 1}, "L2.H3": {"layer": 2, "head": 3}}
+    found = ask(subject(), [Ask("distorted_pairs", lambda so_far: settings)]).found
+    assert list(found) == ["distorted_pairs L0.H1", "distorted_pairs L2.H3"]
+    assert not found["distorted_pairs L0.H1"].equals(found["distorted_pairs L2.H3"])
+
+
+def test_settings_are_made_of_what_is_known_so_far() -> None:
+    def as_many(so_far: Answers) -> dict[str, dict[str, Any]]:
+        return {"": {"layer": len(so_far.found), "head": 0}}
+
+    found = ask(subject(), [Ask("trajectory"), Ask("energy"), Ask("distorted_pairs", as_many)]).found
+    assert found["distorted_pairs"].attrs["layer"] == 2
+
+
+def test_what_refuses_is_left_out_with_its_reason() -> None:
+    def refuse(so_far: Answers) -> dict[str, dict[str, Any]]:
+        raise rs.RheoscopeError("it has nothing to stand on")
+
+    asks = [Ask("clusters"), Ask("score_attribution", refuse), Ask("trajectory")]
+    last = ask(subject("a"), asks)
+    assert list(last.found) == ["trajectory"]
+    assert last.left_out["clusters"].startswith("this needs at least 3 tokens")
+    assert last.left_out["score_attribution"] == "it has nothing to stand on"
+    assert last.asked("clusters", "trajectory")
+    assert last.knows("trajectory")
+    assert not last.knows("clusters", "trajectory")
+    assert not last.asked("energy")
+
+
+def test_a_mistake_of_the_program_is_no_refusal() -> None:
+    with pytest.raises(TypeError, match="nowhere"):
+        ask(subject(), [with_settings("trajectory", nowhere=1)])
+
+
+def test_progress_is_told_by_name() -> None:
+    said: dict[str, list[tuple[int, int]]] = {}
+
+    def tell(name: str) -> Callable[[int, int], None]:
+        return lambda done, total: said.setdefault(name, []).append((done, total))
+
+    ask(subject(), [with_settings("agreement", draws=2), Ask("massive_tokens")], tell=tell)
+    assert list(said) == ["agreement"]
+    done, total = said["agreement"][-1]
+    assert done == total
+
+
+METHOD = {"trajectory", "head_types"}
+"""What draws as part of its method, by a fixed seed: the plane of a picture, the tokens of a probe."""
+
+
+def test_in_a_hurry_nothing_is_drawn_for_a_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    now = ""
+
+    def heard(name: str) -> Callable[..., Any]:
+        make = getattr(torch, name)
+
+        def draw(*given: Any, **more: Any) -> Any:
+            made = make(*given, **more)
+            drawn.extend([now] * bool(made.numel()))
+            return made
+
+        return draw
+
+    def tell(name: str) -> Callable[[int, int], None]:
+        nonlocal now
+        now = name
+        return lambda done, total: None
+
+    for name in ("rand", "randn", "randint", "randperm"):
+        monkeypatch.setattr(torch, name, heard(name))
+    answers = ask(subject(), JOBS["flow"].asks({}), nulls=False, tell=tell)
+    assert set(drawn) == METHOD
+    assert not answers.nulls
+    assert {name: one.attrs["draws"] for name, one in answers.found.items() if one.attrs.get("draws")} == {}
+    assert set(answers.found) == set(told().found)
+    drawn.clear()
+    ask(subject(), [Ask("transport"), Ask("agreement")], tell=tell)
+    assert set(drawn) == {"transport", "agreement"}
