@@ -77,12 +77,8 @@ def kernel(label: Int[Tensor, "p n"], names: Int[Tensor, "by n"], draws: int, se
     orders = torch.cat([torch.arange(label.shape[-1])[None], permutations(label.shape[-1], draws, seed)])
     table = torch.stack([torch.stack([pure(one, name[orders]) for name in names]) for one in label])
     measured, null = table[..., 0], table[..., 1:]
-<<<<<<< HEAD
     if not draws:
         return {"purity": measured}
-=======
-    spread = null.std(-1) if draws > 1 else torch.full_like(measured, torch.nan)
->>>>>>> report_tests
     return {
         "purity": measured,
         "purity_null": null.mean(-1),

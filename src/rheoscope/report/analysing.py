@@ -131,24 +131,13 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
 def show_catalogue() -> None:
     """Every analysis, a row each."""
     from rich.console import Console
-    from rich.table import Table
 
-<<<<<<< HEAD
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("analysis", "needs"):
-        table.add_column(heading, no_wrap=True, min_width=max(map(len, TABLE)) if heading == "analysis" else 5)
-    table.add_column("what it asks", overflow="fold")
-    for one in map(analysis, TABLE):
-        table.add_row(one.name, one.needs, one.question)
-    Console(highlight=False).print(table)
-=======
     from rheoscope.report.telling import Cell, Table
     from rheoscope.report.terminal import Terminal
 
     rows = [[Cell(one.name), Cell(one.needs), Cell(one.question)] for one in map(analysis, TABLE)]
     header = [Cell("analysis"), Cell("needs"), Cell("what it asks")]
     Terminal(Console(highlight=False), []).table(Table("", header, rows, frozenset({0, 1, 2})))
->>>>>>> report_tests
 
 
 def show_usage() -> None:

@@ -1,7 +1,6 @@
 """Answers in the terminal: every block is printed as soon as what it needs is known."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from rheoscope.report.answers import Answers
@@ -51,20 +50,8 @@ class Terminal:
         """One block; pictures, tokens and facts are for pages."""
         match block:
             case Table():
-<<<<<<< HEAD
-                self.console.print(f"\n{block.heading}", markup=False)
-                wide = self.console.width >= WIDE
-                for part in fitting(block, self.console.width, wide):
-                    self.console.print(rich_table(part, wide))
-                for line in (block.small if wide else "", block.note):
-                    if line:
-                        self.console.print(line, style="dim", markup=False)
-                if self.explain:
-                    self.console.print(explained(block))
-=======
                 self.heading(block.heading)
                 self.table(block)
->>>>>>> report_tests
             case Lines():
                 self.heading(block.heading)
                 for line in block.lines:
@@ -83,19 +70,6 @@ class Terminal:
         if self.explain:
             self.console.print(explained(block))
 
-<<<<<<< HEAD
-def rich_table(block: Table, wide: bool = True) -> "RichTable":
-    """Columns of text to the left, numbers to the right, each as wide as it is; only a last column of text may be cut."""
-    from rich.table import Table as RichTable
-
-    table = RichTable(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    widths = column_widths(block, wide)
-    for at, cell in enumerate(block.header):
-        last = at == len(block.header) - 1 and at in block.words
-        side: Literal["left", "right"] = "left" if at in block.words else "right"
-        least = 0 if last else widths[at]
-        table.add_column(cell.text, justify=side, no_wrap=True, overflow="ellipsis", min_width=least)
-=======
     def heading(self, said: str) -> None:
         self.console.print()
         self.line(said, "bold")
@@ -138,40 +112,11 @@ def rich_table(block: Table, columns: Sequence[int], wide: bool = True) -> "Rich
         justify: Literal["left", "right"] = "left" if at in block.words else "right"
         table.add_column(_cell(block.header[at], wide=False), justify=justify, no_wrap=not folds, overflow="fold",
                          min_width=0 if folds else least_width(block, at, wide))  # fmt: skip
->>>>>>> report_tests
     for at, row in enumerate(block.rows):
         table.add_row(*(_cell(row[column], wide) for column in columns), end_section=at in block.ends)
     return table
 
 
-<<<<<<< HEAD
-def column_widths(block: Table, wide: bool) -> list[int]:
-    """How wide every column is when nothing is cut."""
-    columns = zip(block.header, *block.rows, strict=True)
-    return [max(_cell(cell, wide and at > 0).cell_len for at, cell in enumerate(column)) for column in columns]
-
-
-def fitting(block: Table, width: int, wide: bool) -> list[Table]:
-    """The same table in as many as it takes to fit, the first column in each of them."""
-    widths, parts, used = [one + 2 for one in column_widths(block, wide)], [[0]], 0
-    for at in range(1, len(widths)):
-        words_last = at == len(widths) - 1 and at in block.words
-        if len(parts[-1]) > 1 and widths[0] + used + (16 if words_last else widths[at]) > width + 2:
-            parts.append([0])
-            used = 0
-        parts[-1].append(at)
-        used += widths[at]
-    return [_columns(block, some) for some in parts]
-
-
-def _columns(block: Table, some: list[int]) -> Table:
-    words = frozenset(new for new, old in enumerate(some) if old in block.words)
-    rows = [[row[at] for at in some] for row in block.rows]
-    return replace(block, header=[block.header[at] for at in some], rows=rows, words=words)
-
-
-=======
->>>>>>> report_tests
 def _cell(cell: Cell, wide: bool) -> "Text":
     from rich.text import Text
 

@@ -49,7 +49,6 @@ def model() -> Any:
 
 
 @cache
-<<<<<<< HEAD
 def found(name: str, **settings: Any) -> Any:
     """The answer of an analysis, asked as it is here or with other settings; `each_head` is surgery of every head alone."""
     analysis = catalogue.analysis("surgery" if name == "each_head" else name)
@@ -63,13 +62,6 @@ def planted() -> xr.Dataset:
     kinds = np.full(model().view.layers * model().view.heads, "mixed", dtype="<U15")
     kinds[: len(COLOURS)] = list(COLOURS)
     return xr.Dataset({"type": (("layer", "head"), kinds.reshape(model().view.layers, model().view.heads))})
-=======
-def found(name: str, **more: Any) -> Any:
-    """The answer of an analysis; `each_head` is surgery of every head alone."""
-    analysis = catalogue.analysis("surgery" if name == "each_head" else name)
-    given = {"view": model().view, "trace": model().trace(TEXT), "model": model(), "text": TEXT, "texts": TEXTS}
-    return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | more)
->>>>>>> report_tests
 
 
 def drawn(name: str, **more: Any) -> Picture:

@@ -6,11 +6,7 @@ from rheoscope import catalogue
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.drawing import picture_of
-<<<<<<< HEAD
 from rheoscope.report.picture import Cells
-=======
-from rheoscope.report.picture import Cells, Line
->>>>>>> report_tests
 from rheoscope.report.plot import fields
 from rheoscope.report.plot.heads import COLOURS
 from tests.report.parts import Parts

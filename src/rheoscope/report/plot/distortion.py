@@ -49,16 +49,9 @@ def over_depth(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
         Line(image, at, dataset[name].sel(image=image).median("head").values, colour)
         for image, colour in IMAGES.items()
     ]
-<<<<<<< HEAD
     chance = [] if null is None else nulls(null, at)
     about = f"{dataset[name].attrs['definition']}." + ("" if null is None else f" Dashed: {null.attrs['definition']}.")
     return Panel(title, about, (*chance, *lines), Axis("", layers), Axis(high=1.03 if name != "collapse" else 1.0))
-=======
-    about, high = f"{dataset[name].attrs['definition']}.", 1.03 if name != "collapse" else 1.0
-    if null is not None:
-        about, lines = f"{about} Dashed: {null.attrs['definition']}.", [*nulls(null, at), *lines]
-    return Panel(title, about, tuple(lines), Axis("", layers), Axis(high=high))
->>>>>>> report_tests
 
 
 def nulls(null: "xarray.DataArray", at: range) -> list[Line]:

@@ -25,13 +25,9 @@ def curves(dataset: "xarray.Dataset", name: str) -> Panel:
     share = 100 * ordered.share.values
     lines = [
         Line(str(ranking), share, ordered[name].sel(ranking=ranking).mean("text").values, colour)
-<<<<<<< HEAD
         for colour, ranking in zip(
             (*CLUSTERS[:4], "null"), dataset.ranking.values, strict=False
         )  # no random order, no null
-=======
-        for colour, ranking in zip((*CLUSTERS[:4], "null"), dataset.ranking.values, strict=False)
->>>>>>> report_tests
     ]
     if name == "loss":
         before = float(dataset.loss_before.mean())

@@ -16,7 +16,6 @@ CAPTION = (
 
 
 def picture(dataset: "xarray.Dataset") -> Picture:
-<<<<<<< HEAD
     """z of every kind of name where a null was drawn, and the purities themselves."""
     points = tuple(places(dataset.point.values))
     kinds = list(zip(CLUSTERS, dataset.by.values, strict=False))
@@ -29,17 +28,3 @@ def picture(dataset: "xarray.Dataset") -> Picture:
     chance = Line("2, hardly chance", at, [2.0] * len(points), "null", "dashed")
     beyond = Panel("Distance from the null (z)", dataset.purity_z.attrs["definition"], (chance, *z), Axis("", points))
     return Picture("What clusters are made of", CAPTION, (beyond, shares))
-=======
-    """z of every kind of name, where a null was drawn, and the purities themselves."""
-    points = tuple(places(dataset.point.values))
-    kinds = list(zip(CLUSTERS, dataset.by.values, strict=False))
-    at = range(len(points))
-    share = tuple(Line(str(by), at, dataset.purity.sel(by=by).values, colour) for colour, by in kinds)
-    panels = [Panel("Purity", dataset.purity.attrs["definition"], share, Axis("", points), Axis(high=1.03))]
-    if dataset.attrs["draws"]:
-        z = (Line(str(by), at, dataset.purity_z.sel(by=by).values, colour) for colour, by in kinds)
-        chance = Line("2, hardly chance", at, [2.0] * len(points), "null", "dashed")
-        about = dataset.purity_z.attrs["definition"]
-        panels.insert(0, Panel("Distance from the null (z)", about, (chance, *z), Axis("", points)))
-    return Picture("What clusters are made of", CAPTION, tuple(panels))
->>>>>>> report_tests

@@ -55,16 +55,10 @@ def linear(dataset: "xarray.Dataset") -> Panel:
 def layers(dataset: "xarray.Dataset") -> Panel:
     """A row a layer: what 1, 2, … heads recover, and which head is added."""
     values, order = dataset.recovered.values, dataset.order.values
-<<<<<<< HEAD
     beside = [[f"; random {number(float(x))}" for x in row] for row in dataset.get("recovered_null", [])]
     tips = [
         [
             f"L{a}, {b + 1} heads: {number(float(values[a, b]))}, adds head {int(order[a, b])}{beside[a][b] if beside else ''}"
-=======
-    tips = [
-        [
-            f"L{a}, {b + 1} heads: {number(float(values[a, b]))}, adds head {int(order[a, b])}{_random(dataset, a, b)}"
->>>>>>> report_tests
             for b in range(values.shape[1])
         ]
         for a in range(values.shape[0])
@@ -89,12 +83,7 @@ def together(dataset: "xarray.Dataset") -> Panel:
         Line("best head", at, dataset.recovered.values[:, 0], "third"),
     ]
     if "recovered_null" in dataset:
-<<<<<<< HEAD
         lines.insert(0, Line("all, random projections", at, dataset.recovered_null.values[:, -1], "null", "dashed"))
-=======
-        null = dataset.recovered_null.values[:, -1]
-        lines.insert(0, Line("all, random projections", at, null, "null", "dashed"))
->>>>>>> report_tests
     about = "Recovered by the best head of a layer and by all of them. " + dataset.recovered.attrs["definition"]
     return Panel("One head and all of them", about, tuple(lines), Axis("", _layers(dataset)), Axis(high=1.03))
 

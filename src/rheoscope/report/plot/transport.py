@@ -35,14 +35,8 @@ def strided(dataset: "xarray.Dataset", name: str, title: str, series: str) -> Pa
     """Mean over all pairs of layers that far apart, and the null."""
     strides = tuple(str(stride) for stride in dataset.stride.values)
     at = range(len(strides))
-<<<<<<< HEAD
     value, null = (dataset[f"{field}_strided"].mean("step").values for field in (name, f"{name}_null"))
     lines = Line("null", at, null, "null", "dashed"), Line(series, at, value)
-=======
-    lines = [Line(series, at, np.nanmean(dataset[f"{name}_strided"].values, axis=1))]
-    if dataset.attrs["draws"]:
-        lines.insert(0, Line("null", at, np.nanmean(dataset[f"{name}_null_strided"].values, axis=1), "null", "dashed"))
->>>>>>> report_tests
     what, at_random = (dataset[field].attrs["definition"] for field in (name, f"{name}_null"))
     about = f"{what}; mean over all pairs of clouds so many layers apart. Null: {at_random}."
     return Panel(title, about, tuple(lines), Axis("layers apart", strides), Axis(high=1.03))

@@ -20,17 +20,6 @@ LONGEST = 64
 def blocks(answers: Answers, key: str) -> list[Block]:
     """A table for every axis that numbers run along (medians over heads), single numbers as lines, and what is larger by name."""
     dataset = answers.found[key]
-<<<<<<< HEAD
-    chance = {str(field.attrs.get(of)) for field in dataset.data_vars.values() for of in ("null", "null_sd")}
-    tables: list[Block] = []
-    for axis in map(str, dataset.dims):
-        along = [
-            name for name in map(str, dataset.data_vars) if name not in chance and _runs_along(dataset[name], axis)
-        ]
-        tables += [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
-    rest = [name for name in map(str, dataset.data_vars) if name not in chance and not _in_a_table(dataset[name])]
-    lines = [_line(name, dataset[name]) for name in rest]
-=======
     nulls = _beside(dataset)
     told = [name for name in map(str, dataset.data_vars) if name not in nulls]
     tables: list[Block] = []
@@ -38,7 +27,6 @@ def blocks(answers: Answers, key: str) -> list[Block]:
         along = [name for name in told if _runs_along(dataset[name], axis)]
         tables += [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
     lines = [_line(name, dataset[name]) for name in told if not _in_a_table(dataset[name])]
->>>>>>> report_tests
     return [*tables, *([Lines(f"{key}, other numbers", lines)] if lines else [])]
 
 
