@@ -79,6 +79,7 @@ def kernel(label: Int[Tensor, "p n"], names: Int[Tensor, "by n"], draws: int, se
     measured, null = table[..., 0], table[..., 1:]
     if not draws:
         return {"purity": measured}
+    spread = null.std(-1) if draws > 1 else torch.full_like(measured, torch.nan)
     return {
         "purity": measured,
         "purity_null": null.mean(-1),
