@@ -13,11 +13,11 @@ def test_costs_stand_at_their_places_with_their_intervals() -> None:
     ends = [mark for mark in costs.marks if isinstance(mark, Line)]
     for at, name in enumerate(dataset.change.values[::-1]):  # the edit on top
         row = dataset.sel(change=name)
-        assert list(ends[2 * at].x) == [float(row.cost_low), float(row.cost_high)]
+        assert list(ends[2 * at].x) == pytest.approx([float(row.cost_low), float(row.cost_high)], nan_ok=True)
         assert list(ends[2 * at + 1].x) == [float(row.cost)]
         assert list(ends[2 * at + 1].y) == [at]
     assert costs.y.names[-1] == "edit"
-    assert drawn("surgery").title.endswith("in all heads of L2")
+    assert drawn("surgery").title.endswith("in heads L2.H0, L2.H1, L2.H2, L2.H3")
     assert lines(texts)["after"].y == pytest.approx(dataset.loss_after.values)
     assert lines(texts)["random"].y == pytest.approx(dataset.loss_control.sel(control="size").values)
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rheoscope.report.picture import Axis, Line, Panel, Picture
-from rheoscope.report.plot.heads import head_map
+from rheoscope.report.plot.heads import TYPED, head_map
 
 if TYPE_CHECKING:
     import xarray
@@ -14,7 +14,7 @@ CAPTION = (
 )
 
 
-def picture(dataset: "xarray.Dataset") -> Picture:
+def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Maps of all heads, and medians over depth, a line a prefix."""
     own, null = dataset.stability, dataset.stability_null
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
@@ -27,10 +27,10 @@ def picture(dataset: "xarray.Dataset") -> Picture:
     about = "Median over the heads of a layer. " + own.attrs["definition"]
     return Picture(
         "Do scores outlast another beginning?",
-        CAPTION,
+        CAPTION + TYPED * (types is not None),
         (
-            head_map("The same tokens", own.attrs["definition"], own.mean("prefix").values),
-            head_map("Place alone", null.attrs["definition"], null.mean("prefix").values),
+            head_map("The same tokens", own.attrs["definition"], own.mean("prefix").values, types=types),
+            head_map("Place alone", null.attrs["definition"], null.mean("prefix").values, types=types),
             Panel("Over depth", about, lines, Axis("", layers)),
         ),
     )
