@@ -13,7 +13,7 @@ def test_costs_stand_at_their_places_with_their_intervals() -> None:
     ends = [mark for mark in costs.marks if isinstance(mark, Line)]
     for at, name in enumerate(dataset.change.values[::-1]):  # the edit on top
         row = dataset.sel(change=name)
-        assert list(ends[2 * at].x) == [float(row.cost_low), float(row.cost_high)]
+        assert list(ends[2 * at].x) == pytest.approx([float(row.cost_low), float(row.cost_high)], nan_ok=True)
         assert list(ends[2 * at + 1].x) == [float(row.cost)]
         assert list(ends[2 * at + 1].y) == [at]
     assert costs.y.names[-1] == "edit"
