@@ -32,7 +32,7 @@ def test_what_cannot_be_cut_is_told_in_one_line() -> None:
 @pytest.mark.parametrize("held", [1, 2, 100])
 def test_batches_hold_pieces_of_one_length_each_once(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     of = model("llama")
-    monkeypatch.setattr(room, "ROOM_ON_CPU", held * 18 * len(of.view.embed))
+    monkeypatch.setattr(room, "logits_at_once", lambda device: held * 18 * len(of.view.embed))
     found = list(batches(of, TEXTS))
     assert sorted(at for batch in found for at in batch.which) == list(range(6))
     for batch in found:
@@ -50,7 +50,7 @@ def test_surgery_of_texts_side_by_side_is_that_of_each_alone(name: str, monkeypa
     """x̄, the size of a control on the cloud and the means of heads belong to each text."""
     of, asked = double(name), {"heads": [(0, 1), (1, 2)], "M": "symmetric", "F": "rank 3"}
     together = rs.surgery(of, TEXTS, **asked)
-    monkeypatch.setattr(room, "ROOM_ON_CPU", 1)
+    monkeypatch.setattr(room, "logits_at_once", lambda device: 1)
     same(together, rs.surgery(of, TEXTS, **asked))
     alone = rs.surgery(of, TEXTS[1], **asked)
     for field in ("loss_after", "loss_control", "loss_ablated", "kl"):
