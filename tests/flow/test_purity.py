@@ -8,6 +8,7 @@ import torch
 
 import rheoscope as rs
 from rheoscope.flow.purity import pure
+from tests.cases import double, text
 from tests.flow.test_clusters import planted
 from tests.pretrained.cases import random
 
@@ -54,6 +55,17 @@ def test_purity_equals_a_count(seed: int) -> None:
     commonest = sum(max(Counter(names[label == c].tolist()).values()) for c in label.unique())
     assert float(pure(label, names[None])[0]) == pytest.approx(commonest / 40)
     assert float(pure(label, label[None])[0]) == 1
+
+
+def test_clusters_of_another_text_or_model_are_refused() -> None:
+    one, other = double("gpt2"), double("gpt2_by_depth")
+    trace = one.trace(text())
+    for mixed in (other.trace(text()), one.trace(text(1)), one.trace(text(n=9))):
+        with pytest.raises(rs.RheoscopeError, match=r"clusters are those of the same text in the same model, got"):
+            rs.purity(trace, rs.clusters(mixed))
+    with pytest.raises(rs.RheoscopeError, match="got another weights; type"):
+        rs.purity(trace, rs.density_clusters(other.trace(text())))
+    assert rs.purity(trace, rs.clusters(trace)).purity.equals(rs.purity(trace).purity)
 
 
 def test_names_of_another_text_are_refused() -> None:

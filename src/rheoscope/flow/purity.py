@@ -62,7 +62,7 @@ def purity(
     >>> bool((made_of.purity.sel(by="token") <= 1).all())
     True
     """
-    found = clusters_of(trace) if clusters is None else clusters
+    found = clusters_of(trace) if clusters is None else _of_this_text(trace, clusters)
     kept = found.token.values.tolist()
     headings = _named(trace, kept, names)
     values = kernel(torch.as_tensor(found.label.values), torch.stack(list(headings.values())), draws, seed)
@@ -95,6 +95,20 @@ def pure(label: Int[Tensor, " n"], names: Int[Tensor, "draw n"]) -> Float[Tensor
     counts = torch.zeros(len(names), clusters * kinds, dtype=torch.float64)
     counts.scatter_add_(1, cluster * kinds + names, torch.ones(names.shape, dtype=torch.float64))
     return counts.unflatten(1, (clusters, kinds)).amax(-1).sum(-1) / len(label)
+
+
+def _of_this_text(trace: Trace, clusters: "xarray.Dataset") -> "xarray.Dataset":
+    """Clusters, after a look whether they are those of this text in this model."""
+    other = [name for name in ("text", "weights") if clusters.attrs.get(name) != trace.provenance.get(name)]
+    kept = clusters.token.values.tolist()
+    words = [trace.tokens[at] for at in kept if at < len(trace)]
+    whole = {*kept, *clusters.attrs["massive"]} == set(range(len(trace)))
+    if other or not whole or ("word" in clusters and clusters.word.values.tolist() != words):
+        raise RheoscopeError(
+            f"clusters are those of the same text in the same model, got another {' and '.join(other) or 'text'}; "
+            "type clusters=rs.clusters(trace)"
+        )
+    return clusters
 
 
 def _named(trace: Trace, kept: list[int], names: Mapping[str, Sequence[object]] | None) -> dict[str, Int[Tensor, " n"]]:
