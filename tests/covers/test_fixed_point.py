@@ -127,5 +127,5 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
 
 
 def test_a_trace_of_other_weights_is_refused() -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"made by weights .*, the model holds .*; type trace = model.trace"):
+    with pytest.raises(rs.RheoscopeError, match=r"made by other weights .* than the model.s .*; type model.trace"):
         rs.fixed_point(double("gpt2"), traced("llama", F64))

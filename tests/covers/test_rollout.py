@@ -63,5 +63,5 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
         rs.rollout(double("gpt2"), traced("gpt2", F64), probes=0)
     with pytest.raises(rs.RheoscopeError, match="norms follow its sums"):
         rs.rollout(double("bert"), traced("bert", F64))
-    with pytest.raises(rs.RheoscopeError, match=r"made by weights .*, the model holds"):
+    with pytest.raises(rs.RheoscopeError, match="made by other weights"):
         rs.rollout(double("gpt2"), traced("llama", F64))

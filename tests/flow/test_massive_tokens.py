@@ -43,5 +43,5 @@ def test_lengths_follow_no_turn_and_no_scale() -> None:
 def test_no_massive_token_is_an_answer_and_bad_settings_are_told() -> None:
     trace = rs.load().trace("The keys")
     assert rs.massive_tokens(trace, times=1e9).sizes["token"] == 0
-    with pytest.raises(rs.RheoscopeError, match=r"times is above 1 and k from 1 to 256, got 1.0 and 3; type times"):
+    with pytest.raises(rs.RheoscopeError, match=r"times is above 1 and top from 1 to 256, got 1.0 and 3; type times"):
         rs.massive_tokens(trace, times=1.0)

@@ -118,5 +118,5 @@ def test_every_place_says_what_a_readout_of_it_says() -> None:
             lens.likeliest_probability.values[:, at], alone.top_probabilities.values[:, 0], rtol=1e-5
         )
     first = rs.readout(trace, token=2)
-    assert first.position.values.tolist() == [0, 1, 2]
+    assert first.token.values.tolist() == [0, 1, 2]
     assert first.word.values.tolist() == trace.tokens[:3]

@@ -181,8 +181,8 @@ def test_the_last_point_reads_out_as_the_logits(name: str) -> None:
 def test_embed_is_where_tokens_start(name: str) -> None:
     """Up to what depends on the position alone. (Gemma multiplies the rows of its table by sqrt(d).)"""
     one, other = (traced(name, F64, seed) for seed in (0, 1))
-    rows = double(name).view.embed
-    assert gap(one.at("embed") - other.at("embed"), rows[one.ids] - rows[other.ids]) <= 1e-12
+    rows = double(name).view.embedded
+    assert gap(one.at("embed") - other.at("embed"), rows(one.ids) - rows(other.ids)) <= 1e-12
 
 
 # Padding

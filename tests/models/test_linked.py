@@ -506,9 +506,9 @@ def test_analyses_take_the_decoder_and_its_trace(name: str) -> None:
     target = traced(name).target
     assert bool(rs.operators(of.view).symmetry.notnull().all())
     assert bool(rs.operators(of.encoder).symmetry.notnull().all())
-    lens = rs.readout(of.view, target)
+    lens = rs.readout(target)
     assert list(lens.point.values) == list(map(str, target.steps))
-    assert int(lens.attrs["answer"]) == int(target.logits[-1].argmax())
+    assert int(lens.attrs["target"]) == int(target.logits[-1].argmax())
     if name != "metric":
         assert bool(rs.scores(target).centred.notnull().all())
 

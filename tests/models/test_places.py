@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rheoscope.attention.position import ALiBi, Buckets, Position, Rotary, rotary_tables, sinusoidal_table
+from rheoscope.attention.position import ALiBi, Buckets, NoPosition, Rotary, rotary_tables, sinusoidal_table
 from rheoscope.models.config import CHOICES
 from rheoscope.models.places import PLACES, Places
 from rheoscope.space.head import Turned
@@ -36,7 +36,7 @@ def test_a_kind_is_felt_in_one_way(kind: str) -> None:
     assert (of.turn(slice(0, 5)) is not None) == (kind in TURNED)
     assert (of.between() is not None) == (kind in BETWEEN)
     wanted = {"rotary": Turned, "alibi": ALiBi, "buckets": Buckets}
-    assert type(of.position()) is wanted.get(kind, Position)
+    assert type(of.position()) is wanted.get(kind, NoPosition)
 
 
 @pytest.mark.parametrize("kind", sorted(ADDED))

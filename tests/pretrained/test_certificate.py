@@ -5,14 +5,14 @@ import torch
 
 from rheoscope.pretrained.certificate import attended, certify
 from rheoscope.shapes import RheoscopeError
-from tests.pretrained.cases import EVERY, model
+from tests.pretrained.cases import EVERY, hooks_left, model
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_certifying_leaves_the_model_as_it_was(name: str) -> None:
     certify(model(name))
     assert model(name).network.config._attn_implementation == "sdpa"
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model(name).network.modules())
+    assert not hooks_left(model(name).network)
 
 
 def test_an_error_on_the_way_leaves_the_model_as_it_was() -> None:
@@ -20,4 +20,4 @@ def test_an_error_on_the_way_leaves_the_model_as_it_was() -> None:
     with pytest.raises(RheoscopeError, match="token ids lie in"):
         attended(of, torch.tensor([10**6]))
     assert of.network.config._attn_implementation == "sdpa"
-    assert not any(part._forward_hooks for part in of.network.modules())
+    assert not hooks_left(of.network)
