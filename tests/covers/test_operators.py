@@ -13,6 +13,7 @@ from torch import Tensor
 import rheoscope as rs
 from rheoscope.covers.operators import OFFSETS, OPERATORS, directionality, positive_share, positivity
 from rheoscope.pretrained.describing import described
+from rheoscope.space.head import Turned
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
 from tests.pretrained.cases import EVERY, GPT2, changed, double, gap, model, network, random, randomised
@@ -32,7 +33,7 @@ def dense(view: View, layer: int, head: int, raw: bool, offset: int = 0) -> tupl
     D = eye if raw or block.norm.gain is None else block.norm.gain.diag()
     C = eye - torch.ones(d, d, dtype=F64) / d if block.norm.centred and not raw else eye
     R = torch.eye(block.W_Q.shape[-1], dtype=F64)
-    if hasattr(block.mechanism.position, "rotation"):
+    if isinstance(block.mechanism.position, Turned):
         R = block.mechanism.position.rotation(offset, len(R), R)
     q = torch.ones(len(R), dtype=F64) if raw or block.q_norm is None else block.q_norm.gain
     k = torch.ones(len(R), dtype=F64) if raw or block.k_norm is None else block.k_norm.gain
