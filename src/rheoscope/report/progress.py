@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rheoscope.report.threads import use_idle_cores
+
 if TYPE_CHECKING:
     from rheoscope.space.running import Running
 
@@ -49,7 +51,8 @@ def asking_bar() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
 def opened(
     source: str | None, device: str | None, dtype: str | None, untrained: bool = False, seed: int = 0
 ) -> "Running":
-    """`rheoscope.load` with a bar, as every command opens its model."""
+    """`rheoscope.load` with a bar and on idle cores, as every command opens its model."""
+    use_idle_cores()
     with progress(f"loading {source or 'the default model'}") as tell:
         from rheoscope.opening import load
 
