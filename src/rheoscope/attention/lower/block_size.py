@@ -11,6 +11,8 @@ IN_CACHE = 1 << 18
 """Numbers of a block that is worked on in place, again and again (1 MiB in float32): within the cache of one core."""
 LOGITS = 1 << 25
 """Logits of texts that run side by side (128 MiB in float32)."""
+COMPILED = 1 << 26
+"""Numbers of a block inside a compiled graph on a GPU (256 MiB in float32)."""
 SHARE = 64
 """One part in so many of the free bytes of a GPU: the backward pass of a block holds several copies in float64 or less."""
 LAYERS = 16
@@ -53,9 +55,10 @@ def logits_at_once(device: torch.device) -> int:
     return LOGITS if device.type == "cpu" else _fitting(device, LOGITS)
 
 
-@torch.compiler.assume_constant_result  # asking for memory would break a graph
 def _fitting(device: torch.device, on_cpu: int) -> int:
     if device.type != "cuda":
         return on_cpu
+    if torch.compiler.is_compiling():  # asking for memory would break a graph
+        return COMPILED
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return max(on_cpu, free // SHARE // 4)
