@@ -17,6 +17,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
 ROOT = Path(__file__).parents[1]
 UNCHECKED = (
     "src/",
+    "tests/covers/test_attention_patching.py",
+    "tests/covers/test_operation.py",
+    "tests/flow/dynamics/test_bench.py",
     "tests/laws/",
     "tests/report/",
     "tests/test_benchmarks.py",
@@ -24,7 +27,8 @@ UNCHECKED = (
     "tests/test_cli.py",
     "tests/test_docs.py",
 )
-"""Tests of many rooms at once. The check of shapes at every call takes half their time and finds what a room's tests find."""
+"""Tests of many rooms at once, or of many runs of one. The check of shapes at every call takes half their time and finds
+what the other tests of the room find."""
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 """A directory of real checkpoints, one folder each; tests marked `real_weights` run where it exists."""
 
