@@ -169,7 +169,10 @@ def test_symmetric_and_symmetric_scores_are_two_edits_under_RoPE_and_one_without
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
 @torch.no_grad()
 def test_layers_before_the_first_changed_one_are_bit_identical(name: str) -> None:
-    trace, plain = under(name, [(1, head) for head in range(4)], "symmetric", "symmetric"), double(name).trace(text(n=N))
+    trace, plain = (
+        under(name, [(1, head) for head in range(4)], "symmetric", "symmetric"),
+        double(name).trace(text(n=N)),
+    )
     first = plain.where[1]
     assert torch.equal(trace.points[: first + 1], plain.points[: first + 1])
     assert not torch.equal(trace.points[first + 1 :], plain.points[first + 1 :])
