@@ -15,7 +15,7 @@ from rheoscope.covers.operators import OFFSETS, OPERATORS, directionality, posit
 from rheoscope.pretrained.describing import described
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
-from tests.pretrained.cases import EVERY, GPT2, changed, double, gap, model, network, random, randomised
+from tests.pretrained.cases import EVERY, GPT2, changed, double, gap, model, network, once, random, randomised
 
 F64 = torch.float64
 every = pytest.mark.parametrize("name", EVERY)
@@ -266,9 +266,14 @@ def test_random_heads_sit_at_their_nulls() -> None:
 # The Dataset
 
 
+@once
+def answer(name: str) -> Any:
+    return rs.operators(model(name).view)
+
+
 @every
 def test_dimensions_names_and_definitions(name: str) -> None:
-    found = rs.operators(model(name).view)
+    found = answer(name)
     layers, heads = model(name).view.layers, model(name).view.heads
     pairs = ["symmetry", "directionality", "positive_share", "positive_share_null", "stable_rank_M", "stable_rank_F"]
     for field in [*pairs, "positivity_F", "copying", "alignment"]:
@@ -289,7 +294,7 @@ def test_dimensions_names_and_definitions(name: str) -> None:
 
 @every
 def test_ranges(name: str) -> None:
-    found = rs.operators(model(name).view)
+    found = answer(name)
     for field in (
         "symmetry",
         "directionality",
@@ -307,7 +312,7 @@ def test_ranges(name: str) -> None:
 
 
 def test_where_it_comes_from() -> None:
-    attrs = rs.operators(model("gpt2").view).attrs
+    attrs = answer("gpt2").attrs
     assert attrs["analysis"] == "operators"
     assert attrs["weights"] == model("gpt2").view.facts["weights"]
     assert attrs["type"] == "gpt2"
@@ -317,7 +322,7 @@ def test_where_it_comes_from() -> None:
 
 @every
 def test_it_can_be_written_as_json_and_as_a_table(name: str) -> None:
-    found = rs.operators(model(name).view)
+    found = answer(name)
     told = json.loads(json.dumps(found.to_dict()))
     assert told["attrs"]["analysis"] == "operators"
     assert np.allclose(told["data_vars"]["symmetry"]["data"], found.symmetry.values)
