@@ -19,6 +19,8 @@ from tests.pretrained.cases import EVERY, GPT2, changed, double, gap, model, net
 
 F64 = torch.float64
 every = pytest.mark.parametrize("name", EVERY)
+some = pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "gemma3", "neox", "opt_post", "bert_bare"])
+"""Gains and centring, gains alone, of queries and keys, after attention, rotary for a part, none, and no unembedding."""
 
 
 # The slow twin: dense, float64, one head after the other, from the weights and gains themselves
@@ -114,7 +116,7 @@ def test_the_twin_covers_every_field() -> None:
     )
 
 
-@every
+@some
 def test_raw_and_folded_differ(name: str) -> None:
     """Random gains and centring matter (BERT and OPT-350m read the stream as it is: there they cannot)."""
     found, raw = (rs.operators(double(name).view, raw=raw) for raw in (False, True))
@@ -183,7 +185,7 @@ def test_tied_queries_and_keys_are_symmetric_and_positive() -> None:
     assert found.symmetry_at[0, 0].values == pytest.approx(np.ones(len(OFFSETS)))
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_yarn", "llama_three", "mistral", "qwen2", "neox", "phi3_partial"])
+@pytest.mark.parametrize("name", ["llama", "llama_yarn", "llama_three", "neox"])
 @torch.no_grad()
 def test_tied_queries_and_keys_are_symmetric_at_every_offset_under_RoPE(name: str) -> None:
     """Law 4: M(δ) is then the transpose of M(−δ), though M(δ) itself is symmetric at 0 alone."""
@@ -271,7 +273,7 @@ def answer(name: str) -> Any:
     return rs.operators(model(name).view)
 
 
-@every
+@some
 def test_dimensions_names_and_definitions(name: str) -> None:
     found = answer(name)
     layers, heads = model(name).view.layers, model(name).view.heads
@@ -292,7 +294,7 @@ def test_dimensions_names_and_definitions(name: str) -> None:
     assert found.layer.values.tolist() == list(range(layers))
 
 
-@every
+@some
 def test_ranges(name: str) -> None:
     found = answer(name)
     for field in (
@@ -320,7 +322,7 @@ def test_where_it_comes_from() -> None:
     assert {"formula", "source", "space", "raw", "dtype", "device", "model"} <= set(attrs)
 
 
-@every
+@some
 def test_it_can_be_written_as_json_and_as_a_table(name: str) -> None:
     found = answer(name)
     told = json.loads(json.dumps(found.to_dict()))
