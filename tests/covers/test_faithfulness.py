@@ -94,7 +94,7 @@ def test_the_first_heads_of_an_order_are_kept() -> None:
 def test_ablations_side_by_side_are_those_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = double(name)
     together = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], shares=SHARES)
-    monkeypatch.setattr(pieces, "ROOM_ON_CPU", 1)
+    monkeypatch.setattr(pieces, "logits_at_once", lambda device: 1)
     alone = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], shares=SHARES)
     for field in ("importance", "loss", "logit_difference", "lost"):
         assert np.nan_to_num(together[field].values) == pytest.approx(np.nan_to_num(alone[field].values), abs=2e-5)
