@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import rheoscope as rs
 from rheoscope.models import certificate as of_ours
 from rheoscope.pretrained import certificate as of_theirs
 from tests.models import cases as ours
 from tests.pretrained import cases as theirs
-from tests.pretrained.cases import LENGTH, distance, gap, random, text
+from tests.pretrained.cases import LENGTH, distance, gap, once, random, text
 
 EVERY = [*theirs.EVERY, *ours.EVERY]
 KINDS = [*theirs.KINDS, *ours.KINDS]
@@ -50,6 +51,12 @@ def untouched(name: str, ids: Tensor) -> Tensor:
     return of(name).untouched(name, ids)
 
 
+@once
+def default() -> Any:
+    """The model that comes with Rheoscope, opened once. Shared: change nothing in it."""
+    return rs.load()
+
+
 def seen(name: str, dtype: torch.dtype = F32) -> Any:
     return of(name).seen(name, dtype)
 
@@ -66,6 +73,6 @@ def eager(name: str, ids: Tensor) -> Any:
 
 __all__ = [
     "BIDIRECTIONAL", "CAUSAL", "DOT", "EVERY", "KINDS", "LENGTH", "PADDED", "PARALLEL", "POST_NORM", "SOFTMAX",
-    "WITH_LOGITS", "WITH_M", "distance", "double", "eager", "gap", "model", "network", "of", "ours", "random", "seen",
+    "WITH_LOGITS", "WITH_M", "default", "distance", "double", "eager", "gap", "model", "network", "of", "ours", "random", "seen",
     "stream", "text", "theirs", "traced", "untouched",
 ]  # fmt: skip

@@ -17,14 +17,28 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
 ROOT = Path(__file__).parents[1]
 UNCHECKED = (
     "src/",
+    "tests/covers/test_agreement.py::test_random_heads_lie_inside_their_null",
+    "tests/covers/test_attention_patching.py::test_the_derivative_at_0_is_the_sum_of_the_slopes",
+    "tests/covers/test_boundary.py::test_it_equals_dense_twins",
+    "tests/covers/test_decay.py::test_deviations_are_those_of_the_points",
+    "tests/covers/test_decay.py::test_no_gauge_moves_any_number",
+    "tests/covers/test_each_head.py::test_every_head_costs_what_surgery_of_it_alone_costs",
+    "tests/covers/test_each_head.py::test_no_gauge_moves_any_number",
+    "tests/covers/test_faithfulness.py::test_the_ends_of_the_curves",
+    "tests/covers/test_operation.py::test_a_replaced_",
+    "tests/covers/test_surgery.py::test_no_gauge_moves_any_number",
+    "tests/flow/dynamics/test_bench.py",
     "tests/laws/",
+    "tests/models/test_linked.py::test_a_wrong_description_is_refused",
+    "tests/models/test_linked.py::test_logits_are_those_of_the_untouched_module",
     "tests/report/",
     "tests/test_benchmarks.py",
     "tests/test_catalogue.py",
     "tests/test_cli.py",
     "tests/test_docs.py",
 )
-"""Tests of many rooms at once. The check of shapes at every call takes half their time and finds what a room's tests find."""
+"""Tests of many rooms at once, or of many runs of one. The check of shapes at every call takes half their time and finds
+what the other tests of the room find."""
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 """A directory of real checkpoints, one folder each; tests marked `real_weights` run where it exists."""
 
@@ -47,7 +61,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Shapes are checked at every call of a room's own tests, and not again in those of the whole house."""
-    place = item.path.relative_to(ROOT).as_posix()
+    place = f"{item.path.relative_to(ROOT).as_posix()}::{item.name}"
     jaxtyping.config.update("jaxtyping_disable", place.startswith(UNCHECKED))
     return (yield)
 

@@ -90,7 +90,7 @@ def slow(trace: Any, layer: int, head: int, least: int, kept: list[int]) -> np.n
     return np.mean(rows, 0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "gemma3_capped", "qwen3", "bert", "own_alibi", "own_metric"])
+@pytest.mark.parametrize("name", ["gpt2", "neox", "gemma3_capped", "qwen3", "bert", "own_alibi", "own_metric"])
 def test_it_equals_a_slow_twin(name: str) -> None:
     trace = traced(name, F64)
     points = trace.points.clone()
@@ -117,7 +117,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         assert np.allclose(whole[field], apart[field], atol=1e-9), field
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 1000), scale=st.floats(0.1, 10))
 def test_scales_of_scores_and_turns_of_the_cloud_change_nothing(seed: int, scale: float) -> None:
     model = bare(heads=2, width=12)
@@ -139,12 +139,12 @@ def test_random_heads_lie_inside_their_null(position: str) -> None:
     inside = []
     for seed in range(4):
         torch.manual_seed(seed)
-        config = Config(vocabulary=300, width=48, depth=1, heads=96, head_width=6, position=position)
+        config = Config(vocabulary=300, width=48, depth=1, heads=48, head_width=6, position=position)
         model = rs.load(randomised(Transformer(config), seed=seed).double())
         with torch.no_grad():
             model.view.blocks[0].norm.own.weight.fill_(1)
         cloud = random(seed, 24, 48) * torch.linspace(0.3, 3, 48, dtype=F64)
-        found = rs.agreement(on(model, cloud), draws=120, seed=seed)
+        found = rs.agreement(on(model, cloud), draws=60, seed=seed)
         inside.append(float((abs(found.z) < 1.96).mean()))
         assert float((found.q_value < 0.05).mean()) < 0.05
     assert np.mean(inside) == pytest.approx(0.95, abs=0.03)

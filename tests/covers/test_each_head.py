@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import rheoscope as rs
-from tests.cases import double, model, text, traced
+from tests.cases import default, double, model, text, traced
 from tests.laws.moves import gauges, holds_still
 
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4)]
-SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "own", "own_sink", "own_alibi", "own_metric"]
+SOME = ["gpt2", "llama", "gemma3", "neox", "own_sink", "own_alibi", "own_metric"]
 EVERY = ["edit", "mean", "uniform"]
 """Changes that draw nothing."""
 
@@ -24,8 +24,8 @@ def each(of: Any, texts: Any, **asked: Any) -> Any:
 def test_every_head_costs_what_surgery_of_it_alone_costs(name: str) -> None:
     of = double(name)
     against = rs.Against(("size", "mean", "uniform"))
-    found = each(of, TEXTS, heads=[(0, 1), (1, 0), (1, 3)], M="symmetric", F="rank 3", against=against)
-    for layer, head in ((0, 1), (1, 0), (1, 3)):
+    found = each(of, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3", against=against)
+    for layer, head in ((0, 1), (1, 3)):
         alone = rs.surgery(of, TEXTS, heads=[(layer, head)], M="symmetric", F="rank 3", against=against)
         here = found.sel(layer=layer, head=head)
         for field in ("cost", "cost_low", "cost_high", "excess", "excess_low", "excess_high"):
@@ -73,7 +73,7 @@ def test_draws_are_a_mean_and_totals_are_sums() -> None:
 
 def test_few_texts_are_drawn_in_chunks() -> None:
     of, words = (
-        rs.load(),
+        default(),
         "The keys to the cabinet are on the table, and the man who has them went out to the garden. " * 9,
     )
     asked: dict[str, Any] = {"heads": [(2, 1)], "M": "symmetric", "against": rs.Against(())}
@@ -84,14 +84,14 @@ def test_few_texts_are_drawn_in_chunks() -> None:
         assert float(found[f"each_{field}"].sel(layer=2, head=1)[0]) == pytest.approx(float(alone[field][0]), abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "own"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_identity_costs_nothing_and_the_model_is_as_before(name: str) -> None:
     of, told = model(name), []
     before = [x.clone() for x in of.network.parameters()]
     found = each(of, TEXTS, M="identity", F="identity", against=rs.Against(()), progress=lambda *at: told.append(at))
     assert (found.each_cost.values == 0).all()
     assert told[-1] == (5, 5)
-    each(of, TEXTS, M="symmetric", F="symmetric")
+    each(of, TEXTS[:2], M="symmetric", F="symmetric")
     assert all(torch.equal(a, b) for a, b in zip(before, of.network.parameters(), strict=True))
     assert torch.equal(of.run(text()), traced(name).logits)
 
@@ -107,7 +107,7 @@ def test_identity_costs_nothing_and_the_model_is_as_before(name: str) -> None:
 )
 def test_bad_input_is_told_in_one_line(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(rs.RheoscopeError, match=said) as error:
-        each(rs.load(), "The keys to the cabinet", **asked)
+        each(default(), "The keys to the cabinet", **asked)
     assert "\n" not in str(error.value)
     with pytest.raises(rs.RheoscopeError, match="reads both ways, so it predicts no next token"):
         each(model("bert"), text(), M="symmetric")
@@ -124,6 +124,6 @@ def test_asked_of_its_subject_alone_it_makes_every_M_symmetric() -> None:
 @pytest.mark.parametrize("name", ["gpt2_by_depth", "qwen3"])
 def test_no_gauge_moves_any_number(name: str) -> None:
     def asked(of: Any) -> Any:
-        return each(of, TEXTS, M="symmetric", F="rank 3")
+        return each(of, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3")
 
     holds_still(asked, asked(double(name)), name, gauges(name))

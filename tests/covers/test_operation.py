@@ -19,10 +19,27 @@ from rheoscope.space.form import at_offset, own_form
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.model import Rewrite
 from tests.cases import LENGTH, distance, double, gap, random, text, theirs, traced
-from tests.covers.test_replacements import DENSE, EDITED, SOME, STILL, TURNING, dense_M
+from tests.covers.test_replacements import DENSE, SOME, dense_M, turning
+from tests.laws.every_analysis import ODD, SORTS
 from tests.laws.every_family import side
 
 F64 = torch.float64
+N = 10
+"""Tokens of a text under a change: more than any window is wide."""
+SCORES = [
+    "own_metric",
+    "own_mahalanobis",
+    "own_bilinear",
+    "own_sigmoid",
+    "own_entmax",
+    "own_sink",
+    "own_relu",
+    "own_shaped",
+    "own_sinkhorn",
+]
+"""Every other way from M to weights: forms that are no dot product, and what stands in for softmax."""
+EDITED = [*SORTS, *ODD, "opt_post", "own_branch_post", *SCORES]
+"""All that a model can be made of (tests/laws/every_analysis.py sees to it), with every way to weigh and both placements."""
 
 # Slow twins
 
@@ -71,9 +88,9 @@ def written(trace: Any, layer: int, weights: Tensor, chosen: list[int], F: Tenso
 def under(name: str, chosen: Any, M: str | None, F: str | None = None) -> Any:
     """The trace of a text under a change; every token counts for the mean, as the twins have it."""
     of = double(name)
-    every = torch.ones(LENGTH, dtype=torch.bool)
+    every = torch.ones(N, dtype=torch.bool)
     made = [operation.edit(plan, Generator()) for plan in plans(of.view, chosen_heads(of.view, chosen), M, F)]
-    return of.trace(text(), edit=live(every, made))
+    return of.trace(text(n=N), edit=live(every, made))
 
 
 def moved_by(trace: Any, layer: int) -> Tensor:
@@ -87,16 +104,16 @@ def moved_by(trace: Any, layer: int) -> Tensor:
 
 def bar(name: str) -> float:
     """Float32 steps inside a float64 model stay: rotary tables, RMSNorm."""
-    return 1e-9 if name in STILL and name not in theirs.ISLANDS else 2e-5
+    return 1e-9 if not turning(name) and name not in theirs.ISLANDS else 2e-5
 
 
 @pytest.mark.parametrize(
     ("name", "M"),
-    [(name, M) for M in DENSE for name in (EDITED if M in {"symmetric", "symmetric_scores", "positive"} else SOME)],
+    [(name, M) for M in DENSE for name in (EDITED if M == "symmetric" else SOME)],
 )
 @torch.no_grad()
 def test_a_replaced_M_gives_the_scores_of_dense_forms_in_every_layer(name: str, M: str) -> None:
-    if M == "positive" and name in TURNING:
+    if M == "positive" and turning(name):
         with pytest.raises(rs.RheoscopeError, match="under RoPE M is another form at every offset"):
             under(name, None, M)
         return
@@ -106,12 +123,14 @@ def test_a_replaced_M_gives_the_scores_of_dense_forms_in_every_layer(name: str, 
         wanted = written(trace, layer, weights, list(range(heads.count)))
         assert distance(moved_by(trace, layer), wanted) <= bar(name)
         unchanged = written(trace, layer, weights_after(trace, layer, None), list(range(heads.count)))
-        if M != "at_zero" or name in TURNING:
+        if M != "at_zero" or turning(name):
             assert distance(wanted, unchanged) > 1e-4
 
 
-@pytest.mark.parametrize(("F", "dense"), [("symmetric", None), ("rank 3", 3)])
-@pytest.mark.parametrize("name", EDITED)
+@pytest.mark.parametrize(
+    ("name", "F", "dense"),
+    [*((name, "symmetric", None) for name in EDITED), *((name, "rank 3", 3) for name in SORTS)],
+)
 @torch.no_grad()
 def test_a_replaced_F_gives_the_displacements_of_dense_maps(name: str, F: str, dense: int | None) -> None:
     trace = under(name, [(0, 1), (1, 2), (1, 3)], None, F)
@@ -133,7 +152,7 @@ def test_a_replaced_F_gives_the_displacements_of_dense_maps(name: str, F: str, d
 def test_M_and_F_together_and_only_the_chosen_heads(name: str) -> None:
     trace = under(name, [(1, 2)], "symmetric", "symmetric")
     heads, x = trace.view.blocks[1], trace.read_by(1)
-    assert torch.equal(x, double(name).trace(text()).read_by(1))
+    assert torch.equal(x, double(name).trace(text(n=N)).read_by(1))
     weights = weights_after(trace, 1, changed_scores(heads, x, "symmetric"))
     own = heads.F().dense()
     wanted = written(trace, 1, weights, [2], (own + own.mT) / 2)
@@ -150,7 +169,10 @@ def test_symmetric_and_symmetric_scores_are_two_edits_under_RoPE_and_one_without
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
 @torch.no_grad()
 def test_layers_before_the_first_changed_one_are_bit_identical(name: str) -> None:
-    trace, plain = under(name, [(1, head) for head in range(4)], "symmetric", "symmetric"), double(name).trace(text())
+    trace, plain = (
+        under(name, [(1, head) for head in range(4)], "symmetric", "symmetric"),
+        double(name).trace(text(n=N)),
+    )
     first = plain.where[1]
     assert torch.equal(trace.points[: first + 1], plain.points[: first + 1])
     assert not torch.equal(trace.points[first + 1 :], plain.points[first + 1 :])
@@ -192,7 +214,7 @@ def test_controls_have_the_size_and_the_spectrum_of_the_edit_at_every_offset(nam
     )
     if not edit:
         assert M == "at_zero"
-        assert name in STILL
+        assert not turning(name)
         return
     for offset in (0, 2, 7):
         wanted, found = (torch.linalg.svdvals(at_offset(plan.heads, x, offset).dense()) for x in (edit, size))

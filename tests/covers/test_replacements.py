@@ -1,5 +1,6 @@
 """Replacements: every one equals its dense twin at every offset, and is what its name says."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,12 +11,9 @@ import rheoscope as rs
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
 from rheoscope.space.form import at_offset, own_form
 from rheoscope.space.head import Heads, Turned
-from tests.cases import WITH_LOGITS, WITH_M, double, gap
+from tests.cases import double, gap
 
 F64 = torch.float64
-EDITED = [name for name in WITH_M if name in WITH_LOGITS]
-TURNING = [name for name in EDITED if isinstance(double(name).view.blocks[0].mechanism.position, Turned)]
-STILL = [name for name in EDITED if name not in TURNING]
 SOME = [
     "gpt2",
     "llama",
@@ -31,9 +29,16 @@ SOME = [
 ]
 OFFSETS = (0, 1, 5, -3)
 
+
+def turning(name: str) -> bool:
+    """Whether the positions of a model turn queries and keys."""
+    return isinstance(double(name).view.blocks[0].mechanism.position, Turned)
+
+
 # Slow twins: dense matrices, one offset after another
 
 
+@cache
 def dense_M(heads: Heads, offset: int) -> Tensor:
     return heads.M()(offset).dense()
 
@@ -70,7 +75,7 @@ def replaced(heads: Heads, M: str, offset: int) -> Tensor:
 @torch.no_grad()
 def test_it_equals_its_dense_twin_at_every_offset(M: str, name: str) -> None:
     heads = double(name).view.blocks[1]
-    if M == "positive" and name in TURNING:
+    if M == "positive" and turning(name):
         with pytest.raises(rs.RheoscopeError, match="under RoPE M is another form at every offset"):
             replaced(heads, M, 0)
         return

@@ -11,16 +11,17 @@ import rheoscope as rs
 from rheoscope.covers.against import Against
 from rheoscope.covers.pieces import pieces
 from rheoscope.covers.surgery import kernel
-from tests.cases import CAUSAL, LENGTH, WITH_LOGITS, WITH_M, double, gap, model, ours, text, theirs, traced
+from tests.cases import CAUSAL, LENGTH, default, double, gap, model, ours, text, theirs, traced
+from tests.laws.every_analysis import ODD, SORTS
 from tests.laws.moves import different, gauges, holds_still
 
 F64 = torch.float64
-EDITED = [name for name in WITH_M if name in WITH_LOGITS]
-GAUGED = ["gpt2", "llama", "qwen3", "gemma3", "neox", "own_biased"]
+GAUGED = ["qwen3", "gemma3", "own_biased"]
+"""For the random controls: the edit itself is moved on every sort of model in tests/laws/every_analysis.py."""
 TEXT = "The keys to the cabinet are on the table, and the man who has them went out to the garden."
 
 
-@pytest.mark.parametrize("name", EDITED)
+@pytest.mark.parametrize("name", [*SORTS, *ODD, "own_metric"])
 def test_identity_changes_no_bit(name: str) -> None:
     after = rs.trace_under(model(name), text(), M="identity", F="identity")
     assert torch.equal(after.points, traced(name).points)
@@ -80,9 +81,11 @@ def test_losses_are_those_of_the_logits() -> None:
 
 
 def test_a_long_text_is_cut_and_the_seed_decides() -> None:
-    of = rs.load()
+    of = default()
     one, same, other = (
-        rs.surgery(of, pieces(of, TEXT * 3, 16), heads=[(2, 1)], M="symmetric", against=rs.Against(seed=seed))
+        rs.surgery(
+            of, pieces(of, TEXT * 3, 16), heads=[(2, 1)], M="symmetric", against=rs.Against(("size",), seed=seed)
+        )
         for seed in (0, 0, 1)
     )
     assert one.sizes["text"] > 3
@@ -145,7 +148,7 @@ def test_without_draws_there_is_no_random_control() -> None:
 )
 def test_bad_input_is_told_in_one_line(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(rs.RheoscopeError, match=said) as error:
-        rs.surgery(rs.load(), TEXT, **asked)
+        rs.surgery(default(), TEXT, **asked)
     assert "\n" not in str(error.value)
 
 
