@@ -9,12 +9,11 @@ from torch import Tensor
 import rheoscope as rs
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
 from rheoscope.space.form import at_offset, own_form
-from rheoscope.space.head import Heads, Turned
-from tests.cases import WITH_LOGITS, WITH_M, double, gap
+from rheoscope.space.head import Heads
+from tests.cases import TURNING, WITH_LOGITS, WITH_M, double, gap
 
 F64 = torch.float64
 EDITED = [name for name in WITH_M if name in WITH_LOGITS]
-TURNING = [name for name in EDITED if isinstance(double(name).view.blocks[0].mechanism.position, Turned)]
 STILL = [name for name in EDITED if name not in TURNING]
 SOME = [
     "gpt2",
