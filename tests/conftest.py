@@ -23,6 +23,7 @@ UNCHECKED = (
     "tests/test_catalogue.py",
     "tests/test_cli.py",
     "tests/test_docs.py",
+    "tests/test_opening.py",
 )
 """Tests of many rooms at once. The check of shapes at every call takes half their time and finds what a room's tests find."""
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))
