@@ -115,7 +115,15 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
         run(whole, small(steps=24, evaluate_every=1, optimiser=optimiser))
         assert kept(killed) == kept(whole)
         left = {file.name for file in killed.iterdir()}
-        assert left == {"model.safetensors", "config.json", "figures.json", "recipe.json", "log.jsonl", "last", "before"}
+        assert left == {
+            "model.safetensors",
+            "config.json",
+            "figures.json",
+            "recipe.json",
+            "log.jsonl",
+            "last",
+            "before",
+        }
 
 
 @pytest.mark.parametrize(
