@@ -22,6 +22,8 @@ WITH_LOGITS = [*theirs.WITH_LOGITS, *ours.EVERY]
 WITH_M = [*theirs.EVERY, *ours.WITH_M]
 DOT = [*theirs.EVERY, *ours.DOT]
 SOFTMAX = [*theirs.EVERY, *(name for name in ours.EVERY if ours.CASES[name].mechanism in {"scaled_dot", "metric"})]
+TURNING = [*theirs.ISLANDS, *(name for name in ours.EVERY if ours.CASES[name].position == "rotary")]
+"""Models whose positions turn queries and keys (every_family.py compares with the models themselves)."""
 PADDED = [name for name in EVERY if name not in ours.UNMASKED]
 F32 = torch.float32
 
@@ -73,6 +75,7 @@ def eager(name: str, ids: Tensor) -> Any:
 
 __all__ = [
     "BIDIRECTIONAL", "CAUSAL", "DOT", "EVERY", "KINDS", "LENGTH", "PADDED", "PARALLEL", "POST_NORM", "SOFTMAX",
-    "WITH_LOGITS", "WITH_M", "default", "distance", "double", "eager", "gap", "model", "network", "of", "ours", "random", "seen",
+    "TURNING", "WITH_LOGITS", "WITH_M", "default", "distance", "double", "eager", "gap", "model", "network", "of", "ours", "random",
+    "seen",
     "stream", "text", "theirs", "traced", "untouched",
 ]  # fmt: skip

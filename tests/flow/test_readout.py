@@ -8,10 +8,12 @@ import rheoscope as rs
 from rheoscope.space.components import components
 from tests import cases
 from tests.models import test_linked as linked
-from tests.pretrained.cases import WITH_LOGITS, double, gap, model, text, traced
+from tests.pretrained import cases as theirs
+from tests.pretrained.cases import double, gap, model, text, traced
 
 F64 = torch.float64
-DECODERS = [name for name in WITH_LOGITS if double(name).view.unembed is not None]
+DECODERS = theirs.CAUSAL
+UNEMBEDDING = [*DECODERS, *cases.ours.EVERY]
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -63,7 +65,7 @@ def test_an_answer_and_a_token_that_are_not_there_are_refused() -> None:
 # Direct logit attribution
 
 
-@pytest.mark.parametrize("name", [name for name in cases.EVERY if cases.double(name).view.unembed is not None])
+@pytest.mark.parametrize("name", UNEMBEDDING)
 def test_the_attribution_sums_to_the_models_logit(name: str) -> None:
     trace = cases.traced(name, F64)
     cap = trace.view.logit_cap

@@ -13,6 +13,7 @@ from rheoscope.attention.definition import for_every_head, positions, reference
 from rheoscope.attention.gradient import attention_gradients
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.lower import block_size, prefix
+from rheoscope.attention.lower.choose import LOWERINGS
 from rheoscope.attention.lower.statistics import weight_statistics
 from rheoscope.attention.mask import NoMask
 from rheoscope.attention.mechanism import Mechanism
@@ -39,11 +40,13 @@ from tests.attention.cases import (
 
 DIFFERENTIABLE = [name for name in EVERY if any_mechanism(name).domain.differentiable]
 MASKABLE = [name for name in EVERY if any_mechanism(name).domain.masked]
-CASES = [(mask, m, n) for mask in MASKS for m, n in ((9, 9), (5, 9))]
+CASES = [[(mask, m, n) for m, n in ((9, 9), (5, 9))] for mask in MASKS]
 CASES += [
-    (mask, m, n) for mask in ("none", "causal", "sliding", "prefix", "table") for m, n in ((9, 5), (1, 9), (1, 1))
+    [(mask, m, n) for m, n in ((9, 5), (1, 9), (1, 1))] for mask in ("none", "causal", "sliding", "prefix", "table")
 ]
 """Every mask over a whole text and its end; those that blocks and kernels know, also with few queries and few keys."""
+WHOLE = {"scaled_dot", "softmax_sink", "sigmoid", "linear", "shaped"}
+"""A mechanism for each lowering, and one with an operand of its own: tried at every case."""
 HUGE = 100.0
 """q and k stretched by this make dot products and squared distances of about 10^4."""
 
@@ -58,6 +61,15 @@ def drawn(draw: Callable[..., Any], square: bool) -> Inputs:
     return inputs(m, n, d, e, b, g * group, g, seed, scale)
 
 
+def cases(name: str) -> list[tuple[str, int, int]]:
+    """Every mask at one of its sizes, another with each mechanism, or at all of them; no size but one where m must be n."""
+    if name in WHOLE:
+        return [case for sizes in CASES for case in sizes]
+    if any_mechanism(name).domain.square:
+        return [case for sizes in CASES for case in sizes if case[1] == case[2]]
+    return [sizes[(EVERY.index(name) + at) % len(sizes)] for at, sizes in enumerate(CASES)]
+
+
 def room(mechanism: Mechanism, q: torch.Tensor, k: torch.Tensor) -> float:
     """How much looser than for scores of order 1 a law may be: a score of 10^6 is only known to 10^6 · 2^-53, and that
     error, not the law's, is what the weights then show. The tolerances (1e-9) leave this room up to scores of 10^4."""
@@ -66,7 +78,7 @@ def room(mechanism: Mechanism, q: torch.Tensor, k: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("name", "law"), [(name, law) for name, row in ZOO.items() for law in row.laws])
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_declared_law(name: str, law: str, data: st.DataObject) -> None:
     q, k, v = data.draw(drawn(ZOO[name].domain.square))
@@ -112,13 +124,14 @@ def test_the_closed_form_is_the_gradient(name: str, at: str) -> None:
     bare = any_mechanism(name)
     m, n = (5, 5) if bare.domain.square else (4, 6)
     mechanism = replace(bare, position=POSITIONS[at](m, n))
-    for mask in ("none", "causal", "table a head") if at == "none" else ("none", "causal"):
+    turn = (DIFFERENTIABLE.index(name) + [*POSITIONS].index(at)) % 2
+    for mask in ("none", "causal", "table a head") if at == "none" else (("none", "causal")[turn],):
         if allows(mechanism, MASKS[mask](m, n), m, n):
             agree(mechanism.under(MASKS[mask](m, n)), inputs(m, n, seed=31))
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**20),
     scale=st.sampled_from([0.0, 1e-3, 1.0, 30.0, HUGE]),
@@ -137,7 +150,7 @@ def agree(mechanism: Mechanism, qkv: Inputs) -> None:
     mine, auto = attention_gradients(mechanism, *qkv, g), gradients(by_reference, mechanism, qkv, g)
     got = {"q": mine.q, "k": mine.k, "v": mine.v} | mine.tensors
     assert set(got) == set(auto)
-    assert {at: gap(got[at], auto[at]) for at in auto if not gap(got[at], auto[at]) <= 1e-9} == {}
+    assert {at: off for at in auto if not (off := gap(got[at], auto[at])) <= 1e-9} == {}
     permitted = mechanism.mask(*positions(out.shape[-2], weights.shape[-1]))
     assert not bool((mine.scores * ~permitted).any())
 
@@ -185,7 +198,7 @@ def test_a_row_without_keys_gives_zero(name: str, mask: str) -> None:
 
 
 def lowered(name: str) -> Callable[..., torch.Tensor]:
-    return lambda mechanism, *qkv: lowerings(mechanism, *qkv)[name](*qkv)
+    return lambda mechanism, *qkv: LOWERINGS[name](mechanism, *qkv).run(mechanism, *qkv)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -225,7 +238,7 @@ def unchecked() -> Iterator[None]:
 def test_every_lowering_is_the_reference(name: str) -> None:
     """In float32, output and all gradients to 1e-5 of the reference in float64."""
     exact = any_mechanism(name)
-    for mask, m, n in CASES:
+    for mask, m, n in cases(name):
         if allows(exact, MASKS[mask](m, n), m, n):
             compare_lowerings(exact.under(MASKS[mask](m, n)), inputs(m, n, seed=51), f"{mask} {m} {n}")
 
@@ -234,7 +247,9 @@ def test_every_lowering_is_the_reference(name: str) -> None:
 @pytest.mark.parametrize("at", POSITIONS)
 @pytest.mark.parametrize("name", [*ZOO, "sink a head"])
 def test_every_lowering_at_every_position(name: str, at: str) -> None:
-    for mask, m, n in (("none", 9, 9), ("causal", 9, 9), ("causal", 1, 9), ("sliding", 5, 9)):
+    """Two pairs of masks, in turn: every mechanism and every position meets both."""
+    turn = (EVERY.index(name) + [*POSITIONS].index(at)) % 2
+    for mask, m, n in ((("none", 9, 9), ("sliding", 5, 9)), (("causal", 9, 9), ("causal", 1, 9)))[turn]:
         exact = replace(any_mechanism(name), position=POSITIONS[at](m, n))
         if allows(exact, MASKS[mask](m, n), m, n):
             compare_lowerings(exact.under(MASKS[mask](m, n)), inputs(m, n, seed=52), f"{mask} {m} {n}")
@@ -251,7 +266,7 @@ def compare_lowerings(exact: Mechanism, qkv: Inputs, case: str) -> None:
         with torch.no_grad():
             assert gap(run(*single), expected) < 1e-5, f"{lowering}: {case}"
         found = gradients(lowered(lowering), mechanism, single, g.float()) if smooth else {}
-        wrong = {at: gap(found[at], slopes[at]) for at in slopes if not gap(found[at], slopes[at]) < 1e-5}
+        wrong = {at: off for at in slopes if not (off := gap(found[at], slopes[at])) < 1e-5}
         assert wrong == {}, f"{lowering}: {case}"
 
 
@@ -264,7 +279,7 @@ def test_half_precision_costs_its_own_rounding(name: str, dtype: torch.dtype) ->
     `reference`, `blocks` and `prefix` compute in float32 and round once: half a unit (0.6 with float32's own error).
     `sdpa` rounds the weights too before it averages, `shaped` each of its three summands: 2 units, and 4 for gradients,
     which average twice."""
-    for mask, m, n in (("none", 5, 9), ("causal", 9, 9), ("table", 9, 9)):
+    for mask, m, n in (("none", 5, 9) if dtype is torch.float16 else ("causal", 9, 9), ("table", 9, 9)):
         exact = any_mechanism(name).under(MASKS[mask](m, n) if any_mechanism(name).domain.masked else None)
         if allows(exact, NoMask(), m, n):
             compare_half(in_dtype(exact, torch.float32), tuple(x.to(dtype) for x in inputs(m, n, seed=54)))
@@ -274,16 +289,16 @@ def compare_half(mechanism: Mechanism, half: Inputs) -> None:
     dtype, exact, rounded = half[0].dtype, in_dtype(mechanism, torch.float64), tuple(x.double() for x in half)
     expected, _ = reference(exact, *rounded)
     g = random(55, *expected.shape, dtype=dtype)
-    eps = torch.finfo(dtype).eps
+    smooth, eps = mechanism.domain.differentiable, torch.finfo(dtype).eps
+    slopes = gradients(by_reference, exact, rounded, g.double()) if smooth else {}
     largest = max(1.0, float(expected.abs().max()), float(half[2].abs().max()))
     for lowering, run in lowerings(mechanism, *half).items():
         bound, slope_bound = (2, 4) if lowering in ("sdpa", "shaped") else (0.6, 0.6)
         out = run(*half)
         assert out.dtype == dtype, lowering
         assert float((out.double() - expected).abs().max()) <= bound * eps * largest, lowering
-        if mechanism.domain.differentiable:
+        if smooth:
             found = gradients(lowered(lowering), mechanism, half, g)
-            slopes = gradients(by_reference, exact, rounded, g.double())
             worst = {at: gap(found[at], slopes[at]) / eps for at in slopes}
             assert {at: x for at, x in worst.items() if not x <= slope_bound} == {}, lowering
             assert {found[c].dtype for c in "qkv"} == {dtype}, lowering
@@ -296,7 +311,7 @@ def compare_half(mechanism: Mechanism, half: Inputs) -> None:
 @pytest.mark.parametrize("name", [name for name in EVERY if not any_mechanism(name).domain.signed])
 def test_streamed_statistics_are_those_of_the_weights(name: str) -> None:
     mechanism = any_mechanism(name)
-    for mask, m, n in CASES:
+    for mask, m, n in cases(name):
         if not allows(mechanism, MASKS[mask](m, n), m, n):
             continue
         q, k, _ = inputs(m, n, seed=61)
@@ -309,5 +324,5 @@ def test_streamed_statistics_are_those_of_the_weights(name: str) -> None:
             "distance": (share * (i[:, None] - j).abs()).sum(-1),
             "received": a.sum(-2),
         }
-        wrong = {what: gap(got[what], x) for what, x in expected.items() if not gap(got[what], x) < 1e-9}
+        wrong = {what: off for what, x in expected.items() if not (off := gap(got[what], x)) < 1e-9}
         assert (set(got), wrong) == (set(expected), {}), f"{mask} {m} {n}"

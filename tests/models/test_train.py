@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rheoscope.models.generate import translate
 from rheoscope.models.sentence_pairs import END, START
 from rheoscope.models.train import Log, placed, read_log, train
 from rheoscope.shapes import RheoscopeError
+from tests.attention.cases import as_users_run
 from tests.models.runs import (
     ENTROPY,
     VOCABULARY,
@@ -44,11 +46,21 @@ def whole(tmp_path_factory: Any) -> dict[str, Path]:
     return out
 
 
-@pytest.mark.parametrize("stop_at", range(1, 9))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Shapes are checked by shorter runs; in these that would double the time."""
+    with as_users_run():
+        yield
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("kind", "stop_at"), [*(("adamw", at) for at in range(1, 9)), ("muon", 2), ("muon", 7), ("translation", 5)]
+)
 def test_a_killed_run_ends_as_if_it_had_not_been(
     kind: str, stop_at: int, whole: dict[str, Path], tmp_path: Path
 ) -> None:
+    """With the state of either optimiser and the order of either kind of data; at every moment between checkpoints."""
     recipe, task = KINDS[kind]
     assert run(tmp_path, recipe, task, stop_at) is None
     torch.manual_seed(stop_at)  # nothing hangs on what else draws random numbers
@@ -69,38 +81,49 @@ FORKS = """
 import os, random, signal, sys, time
 from pathlib import Path
 from tests.models.runs import run, small
-out, draw = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
-recipe = small(steps=40, evaluate_every=1, optimiser=sys.argv[3])
-killed, moment = 0, 0.05
-while True:
-    child = os.fork()
-    if child == 0:
-        run(out, recipe)
-        os._exit(0)
-    time.sleep(moment * draw.random())
-    if killed < 12:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status):
-        break
-    killed, moment = killed + 1, moment * 1.3
-print(killed)
-sys.exit(os.WEXITSTATUS(status))
+for optimiser in ("adamw", "muon"):
+    out, draw = Path(sys.argv[1]) / optimiser, random.Random(1)
+    recipe = small(steps=24, evaluate_every=1, optimiser=optimiser)
+    killed, moment = 0, 0.05
+    while True:
+        child = os.fork()
+        if child == 0:
+            run(out, recipe)
+            os._exit(0)
+        time.sleep(moment * draw.random())
+        if killed < 10:
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            break
+        killed, moment = killed + 1, moment * 1.3
+    assert os.WEXITSTATUS(status) == 0
+    print(killed)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_sigkill_at_any_moment(optimiser: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("unchecked")
+def test_sigkill_at_any_moment(tmp_path: Path) -> None:
     """A checkpoint a step, so that many of the kills fall into the writing of one."""
-    words = [sys.executable, "-c", FORKS, str(tmp_path / "killed"), "1", optimiser]
+    words = [sys.executable, "-c", FORKS, str(tmp_path / "killed")]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 5
-    run(tmp_path / "whole", small(steps=40, evaluate_every=1, optimiser=optimiser))
-    assert kept(tmp_path / "killed") == kept(tmp_path / "whole")
-    left = {file.name for file in (tmp_path / "killed").iterdir()}
-    assert left == {"model.safetensors", "config.json", "figures.json", "recipe.json", "log.jsonl", "last", "before"}
+    assert [int(killed) >= 5 for killed in done.stdout.split()] == [True, True]
+    for optimiser in ("adamw", "muon"):
+        killed, whole = tmp_path / "killed" / optimiser, tmp_path / "whole" / optimiser
+        run(whole, small(steps=24, evaluate_every=1, optimiser=optimiser))
+        assert kept(killed) == kept(whole)
+        left = {file.name for file in killed.iterdir()}
+        assert left == {
+            "model.safetensors",
+            "config.json",
+            "figures.json",
+            "recipe.json",
+            "log.jsonl",
+            "last",
+            "before",
+        }
 
 
 @pytest.mark.parametrize(
@@ -158,6 +181,7 @@ def environment() -> dict[str, str]:
 # It learns
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
 def test_it_learns_what_repeats(optimiser: str, tmp_path: Path) -> None:
     """Down to the entropy of the process that wrote the text, far below that of single tokens."""
@@ -170,6 +194,7 @@ def test_it_learns_what_repeats(optimiser: str, tmp_path: Path) -> None:
     assert figures["loss"] == min(line["loss"] for line in logged)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_it_learns_to_copy(tmp_path: Path) -> None:
     task = translation(300, longest=3)
     recipe = translator(
@@ -188,16 +213,17 @@ def test_it_learns_to_copy(tmp_path: Path) -> None:
     assert made[0].tolist()[:2] == [7, 5]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_best_model_is_kept_not_the_last(tmp_path: Path) -> None:
     """A text so short that it is learned by heart: held-out loss rises again."""
-    recipe = small(steps=120, evaluate_every=10, dropout=0.0, rate=2e-2, schedule="wsd")
+    recipe = small(steps=60, evaluate_every=10, dropout=0.0, rate=2e-2, schedule="wsd")
     figures = run(tmp_path, recipe, prose(40, 100))
     losses = {line["step"]: line["loss"] for line in read_log(tmp_path)}
-    assert figures["step"] == min(losses, key=losses.__getitem__) < 120
+    assert figures["step"] == min(losses, key=losses.__getitem__) < 60
     assert figures["loss"] == losses[figures["step"]]
     best, last = opened(tmp_path)[0].state_dict(), weights(tmp_path)
     assert any(not torch.equal(best[name], last[name]) for name in last)
-    run(tmp_path / "killed", recipe, prose(40, 100), stop_at=105)
+    run(tmp_path / "killed", recipe, prose(40, 100), stop_at=45)
     run(tmp_path / "killed", recipe, prose(40, 100))
     assert kept(tmp_path / "killed") == kept(tmp_path)
 

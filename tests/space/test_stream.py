@@ -14,6 +14,8 @@ from tests.cases import KINDS, LENGTH, PARALLEL, POST_NORM, distance, gap, model
 from tests.pretrained.cases import hooks_left
 
 with_logits = pytest.mark.parametrize("name", KINDS)
+FEW = ["gpt2", "llama", "neox", "opt_post", "gemma3", "bert", "own", "own_encoder"]
+"""A model for each place that a hook is put at: blocks in a row, parallel, norms after their sums, and our own."""
 
 
 def steps(name: str) -> list[Step]:
@@ -108,7 +110,7 @@ def test_hooks_work_in_any_order(name: str) -> None:
     )
 
 
-@with_logits
+@pytest.mark.parametrize("name", FEW)
 def test_a_hook_may_work_in_place(name: str) -> None:
     shift = torch.linspace(-1, 1, model(name).view.width)
     for step in steps(name):
@@ -119,7 +121,7 @@ def test_a_hook_may_work_in_place(name: str) -> None:
         assert gap(inside, traced(name).logits) > 1e-3, step
 
 
-@with_logits
+@pytest.mark.parametrize("name", FEW)
 def test_gradients_flow_through_a_hook(name: str) -> None:
     """Also at a point where nothing is added yet: the gradient of a loss with respect to the points."""
     for step in steps(name):
@@ -156,7 +158,7 @@ def test_the_midpoint_of_a_parallel_block_is_no_point_to_change() -> None:
         model("neox").run(text(), hooks={"L0.resid_mid": lambda x: x})
 
 
-@with_logits
+@pytest.mark.parametrize("name", FEW)
 def test_everything_is_undone_even_after_an_error(name: str) -> None:
     def fail(x: Tensor) -> Tensor:
         raise KeyError("mine")
