@@ -21,7 +21,7 @@ demo:
 # One thread per worker: two workers on two cores beat one worker with two threads.
 test:
 	$(INSTALL) test
-	OMP_NUM_THREADS=1 $(BIN)python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 # The list of analyses in the README, written anew from the catalogue.
 readme:

@@ -1,12 +1,13 @@
 """Every analysis of the catalogue has a picture that all three hands draw: its own, and the one that follows from its fields."""
 
+import numpy as np
 import pytest
 
 from rheoscope import catalogue
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.drawing import picture_of
-from rheoscope.report.picture import Cells
+from rheoscope.report.picture import Cells, Line
 from rheoscope.report.plot import fields
 from rheoscope.report.plot.heads import COLOURS
 from tests.report.parts import Parts
@@ -34,7 +35,7 @@ def test_three_hands_draw_what_follows_from_the_fields(name: str) -> None:
     assert all(fields.in_words(field) in told for field in fields.own_fields(found(name)))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES[:-1] if "draws" in catalogue.analysis(name).settings])
+@pytest.mark.parametrize("name", DRAWN)
 def test_an_answer_without_a_null_is_drawn_without_it(name: str) -> None:
     """`draws=0` leaves the null out: no line of it is drawn, and nothing falls over what is not there."""
     bare = found(name, draws=0)

@@ -40,7 +40,7 @@ def test_a_table_an_axis_and_a_line_for_what_is_larger() -> None:
     assert [[cell.text for cell in row] for row in by_token.rows] == [["4", ".50"], ["5", "none"], ["6", "1.50"]]
     assert isinstance(others, Lines)
     assert others.lines == [
-        "map (layer 2, head 3, token 3): least, median and largest .00 to 8.5 to 17 nats",
+        "map (layer 2, head 3, token 3): from .00 to 17, median 8.5 nats",
         "loss: 2.2 nats",
         "empty (layer 2, token 3)",
     ]
