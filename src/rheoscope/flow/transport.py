@@ -86,7 +86,8 @@ def kernel(
         moves[stride, at] = moved(points[at], points[at + stride], draws, seed)
         if progress is not None:
             progress(done + 1, len(pairs))
-    return _values(points, moves, list(strides))
+    found = _values(points, moves, list(strides))
+    return found if draws else {name: x for name, x in found.items() if "_null" not in name}
 
 
 @dataclass(frozen=True, eq=False)

@@ -154,7 +154,7 @@ def straightness(found: Datasets) -> list[Finding]:
 
 
 def identity(found: Datasets) -> list[Finding]:
-    if "transport" not in found:
+    if "transport" not in found or "kappa_null" not in found["transport"]:
         return []
     moved, told = found["transport"], []
     last = moved.sizes["step"] - 1

@@ -35,17 +35,19 @@ def strided(dataset: "xarray.Dataset", name: str, title: str, series: str) -> Pa
     """Mean over all pairs of layers that far apart, and the null."""
     strides = tuple(str(stride) for stride in dataset.stride.values)
     at = range(len(strides))
-    value, null = (dataset[f"{field}_strided"].mean("step").values for field in (name, f"{name}_null"))
-    lines = Line("null", at, null, "null", "dashed"), Line(series, at, value)
-    what, at_random = (dataset[field].attrs["definition"] for field in (name, f"{name}_null"))
-    about = f"{what}; mean over all pairs of clouds so many layers apart. Null: {at_random}."
+    lines = [Line(series, at, dataset[f"{name}_strided"].mean("step").values)]
+    about = f"{dataset[name].attrs['definition']}; mean over all pairs of clouds so many layers apart."
+    if f"{name}_null" in dataset:
+        null = dataset[f"{name}_null_strided"].mean("step").values
+        lines.insert(0, Line("null", at, null, "null", "dashed"))
+        about += f" Null: {dataset[f'{name}_null'].attrs['definition']}."
     return Panel(title, about, tuple(lines), Axis("layers apart", strides), Axis(high=1.03))
 
 
 def stepwise(dataset: "xarray.Dataset") -> Panel:
     names = tuple(places(dataset.step.values))
     lines = [Line("κ", range(len(names)), dataset.kappa.values)]
-    if dataset.attrs["draws"]:
+    if "kappa_null" in dataset:
         lines.insert(0, Line("κ null", range(len(names)), dataset.kappa_null.values, "null", "dashed"))
     return Panel("κ of every layer", dataset.kappa.attrs["definition"], tuple(lines), Axis("", names), Axis(high=1.03))
 

@@ -79,7 +79,7 @@ COLUMNS = (
         "null: the displacements permuted among the tokens",
         "transport",
         lambda moves, layer: float(moves.kappa[layer]),
-        lambda moves, layer: float(moves.kappa_null[layer]),
+        lambda moves, layer: float(moves.kappa_null[layer]) if "kappa_null" in moves else float("nan"),
     ),
     Column(
         "clusters",
