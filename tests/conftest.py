@@ -67,6 +67,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return (yield)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_by_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A folder of this run that all its workers see, and that pytest clears away."""
+    own = tmp_path_factory.getbasetemp()
+    os.environ["RHEOSCOPE_TESTS_SHARED"] = str(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+
+
 @pytest.fixture(autouse=True)
 def no_process_outlives_its_test() -> Iterator[None]:
     with ended():
