@@ -5,20 +5,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rheoscope.pretrained.running import Pretrained
 from rheoscope.space import certificate
 from rheoscope.space.certificate import Certificate, probe
 from rheoscope.space.stages import Progress, stage
 from rheoscope.space.trace import Trace
 
 
-def certify(model: Any, progress: Progress | None = None) -> Certificate:
+def certify(model: Pretrained, progress: Progress | None = None) -> Certificate:
     """The View against the model's eager attention on eight tokens; refused where they differ."""
     trace, own = attended(model, probe(model.view), stage(progress, 0, 50))
     return certificate.certify(trace, own, stage(progress, 50, 100))
 
 
 @torch.no_grad()
-def attended(model: Any, ids: Tensor, progress: Progress | None = None) -> tuple[Trace, list[Tensor]]:
+def attended(model: Pretrained, ids: Tensor, progress: Progress | None = None) -> tuple[Trace, list[Tensor]]:
     """One run of the model's eager implementation: its points, and its own weights (h, n, n) of every layer on them."""
     original, own, tell = model.network.config._attn_implementation, [], stage(progress, 0, 100)
 

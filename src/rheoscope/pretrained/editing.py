@@ -21,7 +21,7 @@ _edits: ContextVar[Mapping[nn.Module, LayerEdit]] = ContextVar("edits of this th
 
 
 @contextmanager
-def editing(model: Any, description: Description, edit: Edits) -> Iterator[None]:
+def editing(network: Any, description: Description, edit: Edits) -> Iterator[None]:
     """Inside, and in this thread alone, heads (layer, head) or whole layers are computed by their edits.
 
     The model's implementation comes back when no thread edits any more; until then it computes for all others as ever.
@@ -30,7 +30,7 @@ def editing(model: Any, description: Description, edit: Edits) -> Iterator[None]
     if not edits:
         yield
         return
-    with shared_change((model, "attention"), partial(_switched, model)):
+    with shared_change((network, "attention"), partial(_switched, network)):
         token = _edits.set({**_edits.get(), **edits})
         try:
             yield
@@ -38,10 +38,10 @@ def editing(model: Any, description: Description, edit: Edits) -> Iterator[None]
             _edits.reset(token)
 
 
-def _switched(model: Any) -> Undo:
-    original = model.config._attn_implementation
-    model.set_attn_implementation(registered(original))
-    return partial(model.set_attn_implementation, original)
+def _switched(network: Any) -> Undo:
+    original = network.config._attn_implementation
+    network.set_attn_implementation(registered(original))
+    return partial(network.set_attn_implementation, original)
 
 
 def registered(original: str) -> str:

@@ -16,8 +16,8 @@ KNOWN = frozenset({
 })  # fmt: skip
 
 
-def describe(model: Any) -> Description:
-    inner = getattr(model, "bert", getattr(model, "roberta", model))
+def describe(network: Any) -> Description:
+    inner = getattr(network, "bert", getattr(network, "roberta", network))
     layers = list(inner.encoder.layer)
     return Description(
         start=Tap(EMBED, layers[0], "in"),

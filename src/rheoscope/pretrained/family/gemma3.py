@@ -18,11 +18,11 @@ KNOWN = llama.KNOWN | {
 }  # fmt: skip
 
 
-def describe(model: Any) -> Description:
-    inner = getattr(model, "model", model)
+def describe(network: Any) -> Description:
+    inner = getattr(network, "model", network)
     layers = list(inner.layers)
     return replace(
-        llama.decoder(model, heads),
+        llama.decoder(network, heads),
         layers=pre_norm_taps(layers, "pre_feedforward_layernorm", "post_attention_layernorm"),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         final_norm=one_plus(inner.norm),

@@ -22,13 +22,13 @@ KNOWN = frozenset({
 })  # fmt: skip
 
 
-def describe(model: Any) -> Description:
-    inner = getattr(model, "transformer", model)
+def describe(network: Any) -> Description:
+    inner = getattr(network, "transformer", network)
     blocks = list(inner.h)
     return Description(
         start=Tap(EMBED, blocks[0], "in"),
         layers=pre_norm_taps(blocks, "ln_2", "attn"),
-        blocks=tuple(heads(block, model.config.n_head) for block in blocks),
+        blocks=tuple(heads(block, network.config.n_head) for block in blocks),
         attentions=tuple(block.attn for block in blocks),
         mlps=tuple(partial(mlp, block) for block in blocks),
         embed=inner.wte,

@@ -22,13 +22,13 @@ KNOWN = frozenset({
 })  # fmt: skip
 
 
-def describe(model: Any) -> Description:
-    return decoder(model, heads)
+def describe(network: Any) -> Description:
+    return decoder(network, heads)
 
 
-def decoder(model: Any, heads_of: Callable[[Any, Any, int], Heads]) -> Description:
+def decoder(network: Any, heads_of: Callable[[Any, Any, int], Heads]) -> Description:
     """A Llama-like decoder whose heads are described by `heads_of(layer, inner model, number of the layer)`."""
-    inner = getattr(model, "model", model)
+    inner = getattr(network, "model", network)
     layers = list(inner.layers)
     return Description(
         start=Tap(EMBED, layers[0], "in"),

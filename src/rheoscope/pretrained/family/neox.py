@@ -26,14 +26,14 @@ KNOWN = frozenset({
 })  # fmt: skip
 
 
-def describe(model: Any) -> Description:
-    inner = getattr(model, "gpt_neox", model)
+def describe(network: Any) -> Description:
+    inner = getattr(network, "gpt_neox", network)
     layers = list(inner.layers)
-    parallel = bool(model.config.use_parallel_residual)
+    parallel = bool(network.config.use_parallel_residual)
     return Description(
         start=Tap(EMBED, layers[0], "in"),
         layers=parallel_taps(layers) if parallel else pre_norm_taps(layers, "post_attention_layernorm", "attention"),
-        blocks=tuple(heads(layer, inner, model.config.num_attention_heads) for layer in layers),
+        blocks=tuple(heads(layer, inner, network.config.num_attention_heads) for layer in layers),
         attentions=tuple(layer.attention for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embed=inner.embed_in,

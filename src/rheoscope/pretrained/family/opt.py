@@ -20,15 +20,15 @@ KNOWN = frozenset({
 })  # fmt: skip
 
 
-def describe(model: Any) -> Description:
-    inner = getattr(model, "model", model).decoder
+def describe(network: Any) -> Description:
+    inner = getattr(network, "model", network).decoder
     layers = list(inner.layers)
     after = tuple(
         post_norm_taps(i, layer, layer.self_attn_layer_norm, layer.final_layer_norm) for i, layer in enumerate(layers)
     )
     return Description(
         start=Tap(EMBED, layers[0], "in"),
-        layers=pre_norm_taps(layers, "final_layer_norm", "self_attn") if model.config.do_layer_norm_before else after,
+        layers=pre_norm_taps(layers, "final_layer_norm", "self_attn") if network.config.do_layer_norm_before else after,
         blocks=tuple(heads(layer) for layer in layers),
         attentions=tuple(layer.self_attn for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),

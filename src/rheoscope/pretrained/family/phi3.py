@@ -12,8 +12,8 @@ from rheoscope.space.stream import Description
 KNOWN = llama.KNOWN | {"resid_pdrop", "original_max_position_embeddings", "partial_rotary_factor"}
 
 
-def describe(model: Any) -> Description:
-    return llama.decoder(model, heads)
+def describe(network: Any) -> Description:
+    return llama.decoder(network, heads)
 
 
 def heads(layer: Any, inner: Any, number: int) -> Heads:

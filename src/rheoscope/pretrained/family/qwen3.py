@@ -13,8 +13,8 @@ from rheoscope.space.stream import Description
 KNOWN = llama.KNOWN
 
 
-def describe(model: Any) -> Description:
-    return llama.decoder(model, heads)
+def describe(network: Any) -> Description:
+    return llama.decoder(network, heads)
 
 
 def heads(layer: Any, inner: Any, number: int) -> Heads:
