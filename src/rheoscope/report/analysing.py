@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -12,6 +11,7 @@ import typer
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report import command
 from rheoscope.report.jobs import job_of
+from rheoscope.report.options import Csv, Device, Dtype, Explain, File, Html, Json, ModelName, Text
 from rheoscope.report.progress import opened
 from rheoscope.report.texts import text_of
 from rheoscope.report.typed import heads_of, numbers_of, token_of
@@ -84,16 +84,14 @@ def options_of(asked: Analysis) -> dict[str, Option]:
 
 
 COMMON: dict[str, Any] = {
-    "file": Annotated[Path | None, typer.Option(help="Read the text from this file.")],
-    "model": Annotated[
-        str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
-    ],
-    "explain": Annotated[bool, typer.Option("--explain", help="Define every column.")],
-    "json": Annotated[Path | None, typer.Option(help="Write every number to this file.")],
-    "csv": Annotated[Path | None, typer.Option(help="Write a table for every set of axes into this directory.")],
-    "html": Annotated[Path | None, typer.Option(help="Write a page with the picture to this file.")],
-    "device": Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")],
-    "dtype": Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")],
+    "file": File,
+    "model": ModelName,
+    "explain": Explain,
+    "json": Json,
+    "csv": Csv,
+    "html": Html,
+    "device": Device,
+    "dtype": Dtype,
 }
 
 
@@ -107,8 +105,7 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
         settings = {name: option.read(name, typed[name], model) for name, option in options.items()}
         command.run(job_of(asked.name), model, said, settings, files, explain=typed["explain"])
 
-    parameters = {} if asked.needs == "view" else {"text": _parameter("text", Annotated[
-        str | None, typer.Argument(help="The text; - reads it from standard input.")], None)}  # fmt: skip
+    parameters = {} if asked.needs == "view" else {"text": _parameter("text", Text, None)}
     for name, option in options.items():
         default = asked.settings[name].default
         shown = default if option.typed in (int, float, str, bool, int | None, float | None, str | None) else None

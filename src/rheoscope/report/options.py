@@ -1,0 +1,21 @@
+"""The options that commands share: what is typed, and what it says of itself in the help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Text = Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")]
+File = Annotated[Path | None, typer.Option(help="Read the text from this file.")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Define every column.")]
+Fast = Annotated[
+    bool, typer.Option("--fast", help="Leave out what is drawn at random: nulls, and what is told of them.")
+]
+Json = Annotated[Path | None, typer.Option(help="Write every number to this file.")]
+Csv = Annotated[Path | None, typer.Option(help="Write a table for every set of axes into this directory.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page with every picture to this file.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]
