@@ -1,6 +1,6 @@
 """Mechanisms on the CPU against torch's fused dot-product attention and against their own materialised form.
 
-    python benchmarks/attention_cpu.py            all of it, about three minutes
+    python benchmarks/attention_cpu.py            all of it, about seven minutes
     python benchmarks/attention_cpu.py --quick    fewer rounds (--smallest: seconds, nothing stored)
 
 Prints a ratio a row (speed of ours / speed of the peer, medians of interleaved rounds, +- half the interquartile
