@@ -1,4 +1,6 @@
-"""Chance: rotations are orthogonal and even, q-values are scipy's, intervals those of a slow twin."""
+"""Chance: rotations are orthogonal and even, p-values uniform, q-values scipy's, intervals those of a slow twin."""
+
+import math
 
 import numpy as np
 import pytest
@@ -6,13 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
-from torch import Generator
+from torch import Generator, Tensor
 
 from rheoscope.space.chance import (
     CHUNK,
     RESAMPLES,
     bootstrap,
     bootstrap_means,
+    p_values,
+    pooled_p,
     q_values,
     rotations,
     unit_name,
@@ -71,3 +75,28 @@ def test_a_law_of_known_spread() -> None:
         low, high = bootstrap(torch.randn(1, 60, generator=generator, dtype=F64), [1] * 60, generator)
         held += bool(low[0] <= 0 <= high[0])
     assert 0.88 <= held / 200 <= 0.99
+
+
+@given(st.integers(3, 12), st.integers(1, 5), st.integers(0, 999))
+def test_every_draw_is_measured_against_the_others_of_its_head(draws: int, heads: int, seed: int) -> None:
+    own, *drawn = torch.randn(1 + draws, heads, generator=Generator().manual_seed(seed), dtype=torch.float64)
+    drawn = torch.stack(drawn)
+
+    def t(one: Tensor, rest: Tensor) -> Tensor:
+        return ((one - rest.mean(0)) / (rest.std(0) * math.sqrt(1 + 1 / len(rest)))).abs()
+
+    others = torch.cat([t(drawn[at], torch.cat([drawn[:at], drawn[at + 1 :]])) for at in range(draws)])
+    slow = torch.stack([(1 + (others >= far).sum()) / (len(others) + 1) for far in t(own, drawn)])
+    assert torch.allclose(pooled_p(own, drawn), slow.double())
+
+
+def test_p_values_of_chance_are_uniform_and_keep_their_floor() -> None:
+    drawn = torch.randn(21, 4000, generator=Generator().manual_seed(3), dtype=torch.float64)
+    for p, floor in ((p_values(drawn[0], drawn[1:]), 1 / 21), (pooled_p(drawn[0], drawn[1:]), 1 / 80001)):
+        assert abs(float((p <= 0.05).double().mean()) - 0.05) < 0.012
+        assert float(p.min()) >= floor
+
+
+def test_draws_without_spread_give_no_p() -> None:
+    own, drawn = torch.tensor([1.0, 1.0]), torch.stack([torch.zeros(9), torch.randn(9)], 1)
+    assert pooled_p(own, drawn).isnan().tolist() == [True, False]

@@ -1,7 +1,8 @@
 """Chance in one place: what is drawn for nulls and intervals, and how far from chance a number lies.
 
 permutations, rotations       what nulls are made of, from a seed
-z_scores, q_values            how far from the null, and how sure after many tests (Benjamini and Hochberg)
+z_scores, p_values, pooled_p  how far from the null, and how often chance goes as far
+q_values                      how sure after many tests (Benjamini and Hochberg)
 bootstrap, bootstrap_means    intervals of a mean when texts (chunks, prompts) are drawn anew
 """
 
@@ -54,6 +55,52 @@ def z_scores(own: Float[Tensor, "*h"], mean: Float[Tensor, "*h"], sd: Float[Tens
     [1.0, 0.0]
     """
     return torch.where(sd > 0, (own - mean) / torch.where(sd > 0, sd, 1), torch.where(sd == 0, 0, sd))
+
+
+def p_values(own: Float[Tensor, "*h"], drawn: Float[Tensor, "draw *h"]) -> Float[Tensor, "*h"]:
+    """How often chance lies as far from its own middle as the number does, the number counted with the draws.
+
+    From n draws it is never below 1/(n + 1). Far is measured from the median of the draws, on either side; NaN where there
+    is no number or no draw.
+
+    >>> round(float(p_values(torch.tensor(9.0), torch.tensor([0.0, 1.0, 2.0, 3.0]))), 3)
+    0.2
+    """
+    if not len(drawn):
+        return torch.full_like(own, torch.nan)
+    middle = drawn.quantile(0.5, 0)
+    far, reach = (own - middle).abs(), (drawn - middle).abs()
+    p = (1 + (reach >= far * (1 - 1e-12)).sum(0)) / (len(drawn) + 1)
+    return torch.where(own.isnan() | middle.isnan(), torch.nan, p.to(own.dtype))
+
+
+def pooled_p(own: Float[Tensor, "*h"], drawn: Float[Tensor, "draw *h"]) -> Float[Tensor, "*h"]:
+    """p of many heads at once, each beside the draws of all: every draw is measured against the others of its head.
+
+    A few draws a head then reach far into the tails, never below 1/(draws · heads + 1). Two-sided; NaN where a head's draws
+    have no spread.
+
+    **Source** pooling of studentised draws: Tusher, Tibshirani and Chu 2001.
+
+    >>> drawn = torch.randn(20, 50, generator=Generator().manual_seed(0))
+    >>> round(1 / float(pooled_p(torch.full((50,), 9.0), drawn)[0]))
+    1001
+    """
+    n = len(drawn)
+    if n < 3:
+        return torch.full_like(own, torch.nan)
+    mean, square = drawn.mean(0), (drawn - drawn.mean(0)).square().sum(0)
+    spread = (square / (n - 1)).sqrt()
+    t = (own - mean) / (spread * math.sqrt(1 + 1 / n))
+    off = (
+        drawn - mean
+    )  # a draw against the others: their mean lies off/(n − 1) further, their squares are less by n/(n − 1) off²
+    rest = ((square - off.square() * n / (n - 1)).clamp(min=0) / (n - 2)).sqrt()
+    others = off * n / (n - 1) / (rest * math.sqrt(1 + 1 / (n - 1)))
+    usable = (spread > 1e-12 * drawn.abs().amax(0)).expand_as(drawn) & others.isfinite()
+    reach = others[usable].abs().sort().values
+    beyond = len(reach) - torch.searchsorted(reach, t.abs().contiguous(), side="left")
+    return torch.where(usable.any(0) & t.isfinite(), (1 + beyond) / (len(reach) + 1), torch.nan).to(own.dtype)
 
 
 def two_sided(z: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
