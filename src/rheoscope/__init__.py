@@ -2,6 +2,7 @@
 
 load                                  a Transformer as operators on one space E: model.view, model.trace(text)
 analyses                              every analysis: its name, its question, what it needs
+verdicts                              seven questions to a text in a model: yes, no or cannot tell, each beside its null
 over_texts                            any analysis over several texts: means, intervals, one null
 plot, show, table                     what an analysis found: a figure for papers, alive in a notebook, as tidy tables
 save_report                           a text in a model as one self-contained page
@@ -47,6 +48,7 @@ _HOME = {
     "table": "rheoscope.report.table",
     "trace_under": "rheoscope.covers.surgery",
     "transformer_cost": "rheoscope.attention.cost",
+    "verdicts": "rheoscope.report.verdicts",
     "weight_statistics": "rheoscope.attention.lower.statistics",
 }
 """Public name → file, of what is no analysis; the analyses are in `catalogue.py`."""

@@ -62,6 +62,11 @@ def flow_command(
     ] = None,
     model: ModelName = None,
     space: Annotated[str, typer.Option(help="raw, normed (after the final norm) or sphere (directions).")] = "raw",
+    controls: Annotated[
+        int | None,
+        typer.Option(min=0, help="Untrained models beside it (default: 4, of large models 1; 3 or more are a null)."),
+    ] = None,
+    no_control: Annotated[bool, typer.Option("--no-control", help="None of them.")] = False,
     fast: Fast = False,
     explain: Explain = False,
     json: Json = None,
@@ -73,7 +78,7 @@ def flow_command(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """The main job: a text through a model, as a table and a report. `rheoscope "some text"` is the same.
+    """The main job: seven questions to a text in a model, the numbers behind them, and a report. `rheoscope "some text"` is the same.
 
     Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 --file notes.txt --html notes.html
     ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
@@ -81,17 +86,20 @@ def flow_command(
     from rheoscope.flow.cloud import check_space
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
-    from rheoscope.report.progress import opened
+    from rheoscope.report.progress import opened, untrained_controls
     from rheoscope.report.texts import text_of
     from rheoscope.shapes import RheoscopeError
 
     if html is not None and no_html:
         raise RheoscopeError("--html and --no-html exclude each other; type one of them")
+    if controls is not None and no_control:
+        raise RheoscopeError("--controls and --no-control exclude each other; type one of them")
     check_space(space)
     said, files = text_of(text, file), command.Files(json, csv, html, report=not no_html)
     network = opened(model, device, dtype)
     if compare is None:
-        command.run(JOBS["flow"], network, said, {"space": space}, files, fast, explain)
+        beside = untrained_controls(network, model, device, dtype, 0 if no_control or fast else controls)
+        command.run(JOBS["flow"], network, said, {"space": space}, files, fast, explain, beside)
     else:
         command.compare(JOBS["flow"], network, (said, compare), {"space": space}, files, fast)
 

@@ -1,5 +1,6 @@
 """What was asked of a text in a model, and what came of it: one frozen value that every renderer reads."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,8 @@ class Answers:
     """A model (its `view`, and `words` for token ids), the text (`trace`, None where weights alone were asked), and the answers.
 
     `found` are Datasets under their keys: the name of the analysis, with a word behind it where it was asked more than once.
-    `left_out` says why an analysis has no answer. `nulls` is False where they were left out to be fast.
+    `left_out` says why an analysis has no answer. `nulls` is False where they were left out to be fast. `controls` are the same
+    text in the same architecture at initial weights, as far as they were asked.
     """
 
     view: View
@@ -28,6 +30,7 @@ class Answers:
     found: Found = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     nulls: bool = True
+    controls: tuple["Answers", ...] = ()
 
     def knows(self, *names: str) -> bool:
         """Whether all these have an answer."""
@@ -42,6 +45,11 @@ class Answers:
 
     def without(self, key: str, reason: str) -> "Answers":
         return replace(self, left_out=self.left_out | {key: reason})
+
+    def untrained(self, name: str, value: Callable[["xarray.Dataset"], float]) -> list[float]:
+        """A number of every control that has it."""
+        found = [value(control.found[name]) for control in self.controls if control.knows(name)]
+        return [one for one in found if math.isfinite(one)]
 
     @property
     def text(self) -> Trace:

@@ -1,5 +1,6 @@
 """Answers as one page: the text, what was found, every table, every picture, and where the numbers come from."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -11,7 +12,7 @@ from rheoscope.report.jobs import JOBS, Job
 from rheoscope.report.page import Page
 from rheoscope.report.plot.compared import picture as picture_compared
 from rheoscope.report.tell import layers, text
-from rheoscope.report.telling import Block, Drawing, Facts, Lines, Table, Tokens
+from rheoscope.report.telling import Block, Drawing, Facts, Lines, Questions, Table, Tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace
@@ -83,8 +84,10 @@ def drawings(answers: Answers) -> list[Drawing]:
 
 def drawn(page: Page, blocks: list[Block]) -> Page:
     """Every block on the page, one after the other."""
-    for block in blocks:
+    for block in joined(blocks):
         match block:
+            case Questions():
+                page = page.section(block.heading, question_list(block))
             case Table():
                 page = page.table(block.heading, block.header, block.rows, block.words, block.small or block.note)
             case Lines():
@@ -96,6 +99,28 @@ def drawn(page: Page, blocks: list[Block]) -> Page:
             case Facts():
                 page = page.facts(block.heading, block.facts)
     return page
+
+
+def joined(blocks: Sequence[Block]) -> list[Block]:
+    """Questions that follow each other as one block: the terminal tells them one by one."""
+    found: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Questions) and not block.heading and found and isinstance(last := found[-1], Questions):
+            found[-1] = replace(last, answered=[*last.answered, *block.answered], note=block.note or last.note)
+        else:
+            found.append(block)
+    return found
+
+
+def question_list(block: Questions) -> str:
+    """Every question with its answer as a mark, the line that says why, and the command that goes deeper."""
+    items = []
+    for one in block.answered:
+        kind = one.answer.split(" · ")[0].replace(" ", "-")
+        mark = f'<b class="answer {escape(kind, quote=True)}">{escape(one.answer)}</b>'
+        deeper = f"<code>{escape(one.deeper)}</code>"
+        items.append(f"<dt>{mark} {escape(one.question)}</dt><dd>{escape(one.line)} {deeper}</dd>")
+    return f'<dl class="questions">{"".join(items)}</dl><p class="caption">{escape(block.note)}</p>'
 
 
 def token_strip(block: Tokens) -> str:

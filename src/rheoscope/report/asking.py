@@ -1,7 +1,7 @@
 """Questions put to a model and a text, one analysis after the other; an answer is heard as soon as it is known."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis
@@ -13,6 +13,8 @@ from rheoscope.space.trace import Trace
 if TYPE_CHECKING:
     import xarray
 
+MOST = 4
+"""Controls that are a null of their own: fewer have no spread worth the name, more cost more than they tell."""
 Progress = Callable[[int, int], None]
 Settings = dict[str, Any]
 Hear = Callable[[Answers], object]
@@ -67,23 +69,47 @@ def ask(
     subject: Subject,
     asks: Sequence[Ask],
     nulls: bool = True,
+    controls: Sequence[Subject] = (),
     hear: Hear = lambda so_far: None,
     tell: Tell | None = None,
 ) -> Answers:
     """Ask everything; an analysis that refuses this text is left out, with its reason.
 
     `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
+    `controls`, the same text in untrained models, are asked what `CONTROLLED` says, without nulls.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
     >>> sorted(ask(Subject(model, "a", model.trace("a")), [Ask("clusters"), Ask("trajectory")]).left_out)
     ['clusters']
     """
-    so_far = Answers(subject.model.view, subject.model.words, subject.trace, nulls=nulls)
+    so_far = replace(begun(subject, nulls), controls=tuple(begun(control, nulls=False) for control in controls))
     for one in asks:
         so_far = _asked(subject, one, so_far, tell)
+        if one.name in so_far.found:
+            so_far = replace(so_far, controls=_controlled(controls, one, so_far, tell))
         hear(so_far)
     return so_far
+
+
+def begun(subject: Subject, nulls: bool) -> Answers:
+    """Nothing asked yet."""
+    return Answers(subject.model.view, subject.model.words, subject.trace, nulls=nulls)
+
+
+CONTROLLED = {
+    "agreement": 1, "distortion": 1, "energy": 1, "transport": 1, "fixed_point": 1, "clusters": MOST, "geometry_kept": MOST,
+}  # fmt: skip
+"""What untrained controls are asked, and how many of them: one stands beside a number, several are a null of their own."""
+
+
+def _controlled(controls: Sequence[Subject], one: Ask, so_far: Answers, tell: Tell | None) -> tuple[Answers, ...]:
+    """The controls, those that are to be asked having been asked; by what the text itself was asked with."""
+    many = CONTROLLED.get(one.name, 0)
+    return tuple(
+        _asked(subject, one, known, tell) if at < many else known
+        for at, (subject, known) in enumerate(zip(controls, so_far.controls, strict=True))
+    )
 
 
 def _asked(subject: Subject, one: Ask, so_far: Answers, tell: Tell | None) -> Answers:

@@ -9,13 +9,14 @@ from rheoscope.files import free_name
 from rheoscope.report.answers import Answers
 from rheoscope.report.answers_page import compared_page, page_of
 from rheoscope.report.asking import Subject, ask
-from rheoscope.report.findings import CANDIDATES, COVERS, as_dataset, findings
+from rheoscope.report.findings import as_dataset, findings
 from rheoscope.report.jobs import Job, Options
 from rheoscope.report.json_file import save_json
 from rheoscope.report.progress import asking_bar
 from rheoscope.report.table import save_csv
 from rheoscope.report.tell import layers, text
 from rheoscope.report.terminal import Terminal
+from rheoscope.report.verdicts import QUESTIONS, dataset_of
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
 
@@ -49,14 +50,21 @@ class Files:
 
 
 def run(
-    job: Job, model: Model, said: str | None, options: Options, files: Files, fast: bool = False, explain: bool = False
+    job: Job,
+    model: Model,
+    said: str | None,
+    options: Options,
+    files: Files,
+    fast: bool = False,
+    explain: bool = False,
+    controls: Sequence[Model] = (),
 ) -> None:
-    """One command on one text, or on weights alone."""
+    """One command on one text, or on weights alone; `controls` are untrained models that the text is put through too."""
     from rich.console import Console
 
     console = Console(highlight=False)
     terminal = Terminal(console, job.tells, explain)
-    answers = _answered(job, model, said, options, files, fast, terminal)
+    answers = _answered(job, model, said, options, files, fast, terminal, controls)
     terminal.end(answers)
     _write(console, answers, page_of(job, answers).save if files.html or files.report else None, files)
 
@@ -84,7 +92,14 @@ def compare(job: Job, model: Model, texts: Sequence[str], options: Options, file
 
 
 def _answered(
-    job: Job, model: Model, said: str | None, options: Options, files: Files, fast: bool, terminal: Terminal
+    job: Job,
+    model: Model,
+    said: str | None,
+    options: Options,
+    files: Files,
+    fast: bool,
+    terminal: Terminal,
+    controls: Sequence[Model] = (),
 ) -> Answers:
     """Everything asked, told as it is known; a job that has nothing to tell says why."""
     trace = None if said is None else model.trace(said)
@@ -98,7 +113,8 @@ def _answered(
         terminal.hear(so_far)
 
     with asking_bar() as tell:
-        return ask(subject, asks, not fast, hear, tell)
+        beside = [] if said is None else [Subject(control, said, control.trace(said)) for control in controls]
+        return ask(subject, asks, not fast, beside, hear, tell)
 
 
 def _write(console: "Console", answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> None:
@@ -124,6 +140,7 @@ def numbers_of(answers: Answers) -> "dict[str, xarray.Dataset]":
     """Every Dataset under its key, and what was found in them."""
     found = dict(answers.found)
     if len(found) > 1 and answers.nulls:
-        found["findings"] = as_dataset(*findings(answers.found, candidates=CANDIDATES))
-        found["findings_covers"] = as_dataset(*findings(answers.found, candidates=COVERS))
+        found["findings"] = as_dataset(*findings(answers))
+    if all(answers.asked(*one.needs) for one in QUESTIONS):
+        found["verdicts"] = dataset_of(answers)
     return found

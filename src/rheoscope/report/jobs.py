@@ -6,14 +6,23 @@ from typing import Any
 
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Ask, Settings, with_settings
-from rheoscope.report.findings import CANDIDATES, COVERS, Candidate, findings, sentences
-from rheoscope.report.tell import agreement, fields, layers, operators, readout, reversed_attention, surgery, text
+from rheoscope.report.asking import Ask, with_settings
+from rheoscope.report.findings import findings, sentences
+from rheoscope.report.tell import (
+    agreement,
+    fields,
+    layers,
+    operators,
+    questions,
+    readout,
+    reversed_attention,
+    surgery,
+    text,
+)
 from rheoscope.report.telling import Block, Lines
-from rheoscope.shapes import RheoscopeError
+from rheoscope.report.usual import asked, listed
+from rheoscope.report.verdicts import QUESTIONS
 
-DRAWS = 20
-"""Random heads that each head is compared with in the main report; `rheoscope covers --draws` takes more."""
 Options = dict[str, Any]
 """What was typed behind a command, by name."""
 
@@ -41,87 +50,18 @@ class Job:
     must: str = ""
 
 
-# What some analyses are asked with
-
-
-def _nearest(answers: Answers, most: int) -> Settings:
-    """As many neighbours as a short text has."""
-    return {"nearest": max(1, min(5, most))}
-
-
-def _counted(answers: Answers) -> int:
-    return len(answers.text) - len(answers.text.massive())
-
-
-def _purity(answers: Answers) -> dict[str, Settings]:
-    return {"": {"draws": 100} | ({"clusters": answers.found["clusters"]} if answers.knows("clusters") else {})}
-
-
-def _read(answers: Answers) -> Any:
-    if "agreement" not in answers.found:
-        raise RheoscopeError("it is shown of a head that agreement picks, and agreement has no answer")
-    return answers.found["agreement"]
-
-
-def _furthest(answers: Answers) -> dict[str, Settings]:
-    """The pairs of the head that is furthest from reading similarity."""
-    layer, head = agreement.furthest(_read(answers))
-    return {"": {"layer": layer, "head": head}}
-
-
-def _surest(answers: Answers) -> dict[str, Settings]:
-    """The pattern of the head that reads similarity most surely."""
-    layer, head = agreement.surest(_read(answers))
-    return {"": {"layer": layer, "head": head}}
-
-
-def _listed(most: int) -> Callable[[Answers], dict[str, Settings]]:
-    """The pairs of the clearest heads of every list."""
-
-    def settings(answers: Answers) -> dict[str, Settings]:
-        heads = agreement.listed(_read(answers), most)
-        return {f"L{layer}.H{head}": {"layer": layer, "head": head, "top": 2} for layer, head in heads}
-
-    return settings
-
-
-SETTINGS: dict[str, Callable[[Answers], dict[str, Settings]]] = {
-    "geometry_kept": lambda answers: {"": _nearest(answers, _counted(answers) - 2)},
-    "distortion": lambda answers: {"": _nearest(answers, (_counted(answers) - 1) // 2) | {"draws": 2}},
-    "purity": _purity,
-    "agreement": lambda answers: {"": {"draws": DRAWS}},
-    "distorted_pairs": _furthest,
-    "score_attribution": _surest,
-    "head_types": lambda answers: {"": {"trace": None}},
-    "rollout": lambda answers: {"": {"probes": 8}},
-    "fixed_point": lambda answers: {"": {"iterations": 10}},
-}
-"""How a report asks an analysis, where not with its own defaults."""
-
-
-def asked(name: str, **settings: Any) -> Ask:
-    """An analysis as a report asks it, with further settings."""
-    usual = SETTINGS.get(name)
-    if usual is None:
-        return with_settings(name, **settings)
-    return Ask(name, lambda answers: {word: given | settings for word, given in usual(answers).items()})
-
-
 # The rows
 
 
-def _findings(heading: str, candidates: tuple[Candidate, ...], most: int = 5) -> Callable[[Answers], list[Block]]:
-    def blocks(answers: Answers) -> list[Block]:
-        if not answers.nulls:
-            return [Lines(heading, ["Nothing is told: nulls are left out (--fast)."])]
-        return [Lines(heading, sentences(*findings(answers.found, most, candidates)))]
-
-    return blocks
+def _findings(answers: Answers) -> list[Block]:
+    if not answers.nulls:
+        return [Lines("What else beat chance", ["Nothing is told: nulls are left out (--fast)."])]
+    return [Lines("What else beat chance", sentences(*findings(answers)))]
 
 
-FIRST = ("trajectory", "transport", "clusters", "readout")
-"""What the first tables of the main job need: asked before everything else, so that they stand there at once."""
-LAST = ("head_types", "agreement", "distorted_pairs", "score_attribution")
+FIRST = ("readout", "transport", "energy", "clusters", "purity", "distortion", "agreement", "fixed_point")
+"""What the seven questions need: asked before everything else, the quick ones first, so that answers stand there at once."""
+LAST = ("head_types", "distorted_pairs", "score_attribution")
 """What takes longest, and stands on what came before."""
 
 
@@ -140,7 +80,7 @@ def _covers(options: Options) -> list[Ask]:
     settings = {name: options[name] for name in ("draws", "control") if options.get(name) is not None}
     return [
         asked("agreement", **settings),
-        Ask("distorted_pairs", _listed(1)),
+        Ask("distorted_pairs", listed(1)),
         asked("head_types"),
         asked("distortion"),
     ]
@@ -148,7 +88,7 @@ def _covers(options: Options) -> list[Ask]:
 
 def _covers_besides(options: Options) -> list[Ask]:
     more = ("distorted_pairs", "stack", "composition", "score_attribution", "rollout", "fixed_point", "operators")
-    return [*map(asked, more), Ask("distorted_pairs", _listed(agreement.LISTED))]
+    return [*map(asked, more), Ask("distorted_pairs", listed(agreement.LISTED))]
 
 
 def _surgery(options: Options) -> list[Ask]:
@@ -180,13 +120,12 @@ JOBS: dict[str, Job] = {
         text.title,
         _main,
         (
+            *(Told(one.needs, questions.blocks(one)) for one in QUESTIONS),
+            Told((), questions.note),
             Told(layers.NEEDS, layers.blocks),
             Told(("readout",), readout.blocks),
             Told(("operators", "energy"), operators.blocks),
-            Told(
-                ("geometry_kept", "purity", "massive_tokens", "energy", "operators"), _findings("Findings", CANDIDATES)
-            ),
-            Told(("agreement", "operators"), _findings("The covers: what heads make of similarity", COVERS)),
+            Told(("geometry_kept", "massive_tokens", "operators", "agreement", "distortion"), _findings),
         ),
     ),
     "covers": Job(
@@ -194,7 +133,7 @@ JOBS: dict[str, Job] = {
         _covers,
         (
             Told(("agreement", "head_types", "distortion"), agreement.blocks),
-            Told(("agreement", "distortion"), _findings("Findings", COVERS, 8)),
+            Told(("agreement", "distortion"), _findings),
             Told((), agreement.head_table, aside=True),
         ),
         _covers_besides,

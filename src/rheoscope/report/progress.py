@@ -57,3 +57,18 @@ def opened(
         from rheoscope.opening import load
 
         return load(source, device=device, dtype=dtype, untrained=untrained, seed=seed, progress=tell)
+
+
+LARGE = 30_000_000
+"""Weights of a model from which on one untrained control stands beside it, not several."""
+
+
+def untrained_controls(
+    model: "Running", source: str | None, device: str | None, dtype: str | None, count: int | None = None
+) -> "list[Running]":
+    """The same architecture at initial weights, several times: as many as are asked for, or as the size of the model allows."""
+    from rheoscope.report.asking import MOST
+
+    weights = sum(weight.numel() for weight in model.network.parameters())
+    many = count if count is not None else MOST if weights < LARGE else 1
+    return [opened(source, device, dtype, untrained=True, seed=seed) for seed in range(many)]

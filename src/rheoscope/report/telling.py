@@ -67,7 +67,26 @@ class Facts:
     facts: Mapping[str, str]
 
 
-Block = Table | Lines | Tokens | Drawing | Facts
+@dataclass(frozen=True)
+class Answered:
+    """A question, the word that answers it, the line that says why, and what to type to see more."""
+
+    question: str
+    answer: str
+    line: str
+    deeper: str
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A heading and questions with their answers; `note` is one line below."""
+
+    heading: str
+    answered: Sequence[Answered]
+    note: str = ""
+
+
+Block = Questions | Table | Lines | Tokens | Drawing | Facts
 
 
 def cells(row: Sequence[str | Cell]) -> list[Cell]:

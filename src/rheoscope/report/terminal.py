@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from rheoscope.report.answers import Answers
 from rheoscope.report.jobs import Told
 from rheoscope.report.tell import text
-from rheoscope.report.telling import Block, Cell, Lines, Table
+from rheoscope.report.telling import Block, Cell, Lines, Questions, Table
 from rheoscope.report.tokens import printable
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ WIDE = 110
 WORDS = 28
 """What a column of words is given at least; longer ones are folded. Numbers are never cut."""
 BETWEEN = 2
+COLOURS = {"yes": "green", "no": "red", "cannot tell": "yellow"}
 
 
 class Terminal:
@@ -49,6 +50,8 @@ class Terminal:
     def show(self, block: Block) -> None:
         """One block; pictures, tokens and facts are for pages."""
         match block:
+            case Questions():
+                self.questions(block)
             case Table():
                 self.heading(block.heading)
                 self.table(block)
@@ -58,6 +61,20 @@ class Terminal:
                     self.line(f"• {line}")
             case _:
                 pass
+
+    def questions(self, block: Questions) -> None:
+        """The word that answers, the question, and below it why."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        if block.heading:
+            self.heading(block.heading)
+        for one in block.answered:
+            colour = COLOURS.get(one.answer.split(" · ")[0], "")
+            self.console.print(Text.assemble((printable(one.answer), f"bold {colour}"), f"  {one.question}"))
+            self.console.print(Padding(Text.assemble(printable(one.line), (f"  → {one.deeper}", "dim")), (0, 0, 0, 2)))
+        if block.note:
+            self.line(block.note, "dim")
 
     def table(self, block: Table) -> None:
         """What fits beside each other, the rest below; then what is small, and what columns mean."""

@@ -1,7 +1,8 @@
 """Chance in one place: what is drawn for nulls and intervals, and how far from chance a number lies.
 
 permutations, rotations       what nulls are made of, from a seed
-z_scores, p_values, pooled_p  how far from the null, and how often chance goes as far
+z_scores                      how far from the null
+p_values, student_p, pooled_p how often chance goes as far
 q_values                      how sure after many tests (Benjamini and Hochberg)
 bootstrap, bootstrap_means    intervals of a mean when texts (chunks, prompts) are drawn anew
 """
@@ -72,6 +73,32 @@ def p_values(own: Float[Tensor, "*h"], drawn: Float[Tensor, "draw *h"]) -> Float
     far, reach = (own - middle).abs(), (drawn - middle).abs()
     p = (1 + (reach >= far * (1 - 1e-12)).sum(0)) / (len(drawn) + 1)
     return torch.where(own.isnan() | middle.isnan(), torch.nan, p.to(own.dtype))
+
+
+def student_p(own: Float[Tensor, "*h"], drawn: Float[Tensor, "draw *h"]) -> Float[Tensor, "*h"]:
+    """How often one more draw would lie as far from the mean of the draws: two-sided, by Student's law.
+
+    For numbers that are sums of many, whose draws are near a normal law. NaN where draws have no spread, or are fewer than 3.
+
+    >>> round(float(student_p(torch.tensor(4.0), torch.tensor([-1.0, 0.0, 1.0]))), 3)
+    0.074
+    """
+    if len(drawn) < 3:
+        return torch.full_like(own, torch.nan)
+    mean, spread = drawn.mean(0), drawn.std(0)
+    t = (own - mean) / torch.where(spread > 1e-9 * drawn.abs().amax(0), spread, torch.nan)
+    return student_tail(t / math.sqrt(1 + 1 / len(drawn)), len(drawn) - 1)
+
+
+def student_tail(t: Float[Tensor, "*h"], freedom: int) -> Float[Tensor, "*h"]:
+    """How often Student's t lies as far from 0.
+
+    >>> round(float(student_tail(torch.tensor(2.262), 9)), 3)
+    0.05
+    """
+    from scipy.special import stdtr
+
+    return torch.as_tensor(2 * stdtr(freedom, -t.abs().cpu().numpy())).to(t)
 
 
 def pooled_p(own: Float[Tensor, "*h"], drawn: Float[Tensor, "draw *h"]) -> Float[Tensor, "*h"]:

@@ -1,0 +1,147 @@
+"""Does noise get an answer? Every sentence that the program can say, on texts and models that have nothing to say.
+
+    python benchmarks/calibration.py              200 texts, about half an hour
+    python benchmarks/calibration.py --texts 40   fewer (--smallest: seconds, nothing stored)
+
+Texts are random ids, distinct ids and the shuffled ids of real prose, in untrained models of four shapes, each beside untrained
+controls of other seeds; and walks without structure in the place of points. Prints, for every statement, how often its p is below
+.05 and how often it is told; and how many texts got anything at all (allowed: 7 of 100). Stores results/calibration.json.
+"""
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rheoscope as rs
+from rheoscope.report.answers import Answers
+from rheoscope.report.asking import Subject, ask
+from rheoscope.report.findings import CANDIDATES
+from rheoscope.report.statement import LEVEL, Statement, corrected
+from rheoscope.report.usual import asked
+from rheoscope.report.verdicts import FAMILY, QUESTIONS
+
+PROSE = (
+    "The library of the old town kept letters that nobody had opened for a hundred years. One morning a teacher asked to read "
+    "them, and the keeper of the letters, who had waited for such a question all his life, unlocked the cabinet and left the room."
+)
+SEEDS = 5
+"""Untrained models of a shape: one is asked, the others are its controls."""
+ANALYSES = (
+    "readout", "transport", "energy", "clusters", "purity", "distortion", "agreement", "trajectory", "geometry_kept",
+    "massive_tokens", "operators", "stack",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Size:
+    texts: int = 200
+    tokens: int = 96
+
+
+def shapes(seed: int) -> "dict[str, Any]":
+    """Untrained models of four shapes: learned positions, rotary with grouped keys, parallel blocks, and the one that ships."""
+    import transformers as tr
+
+    own = rs.load(untrained=True, seed=seed)
+    tokenizer = rs.load().tokenizer
+    torch.manual_seed(seed)
+    small: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 4}
+    made = {
+        "gpt2": tr.GPT2LMHeadModel(tr.GPT2Config(n_layer=4, n_head=4, n_embd=64, vocab_size=4096)),
+        "llama, grouped keys": tr.LlamaForCausalLM(
+            tr.LlamaConfig(**small, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2)
+        ),
+        "neox, parallel": tr.GPTNeoXForCausalLM(
+            tr.GPTNeoXConfig(**small, intermediate_size=160, num_attention_heads=4)
+        ),
+    }
+    return {"the model that ships": own} | {name: rs.load(one, tokenizer=tokenizer) for name, one in made.items()}
+
+
+def noise(kind: str, tokens: int, seed: int) -> list[int]:
+    """A text that says nothing."""
+    draw = torch.Generator().manual_seed(seed)
+    if kind == "random":
+        return torch.randint(300, 4000, (tokens,), generator=draw).tolist()
+    if kind == "distinct":
+        return (300 + torch.randperm(3700, generator=draw)[:tokens]).tolist()
+    real = rs.load().trace(PROSE).ids
+    return real[torch.randperm(len(real), generator=draw)].tolist()
+
+
+def answered(model: Any, ids: list[int], controls: list[Any], walk: int | None = None) -> Answers:
+    """What a run asks, of a text of ids; with `walk`, of points that walk at random from where the text starts."""
+    trace = model.trace(ids)
+    if walk is not None:
+        steps = torch.randn(trace.points.shape, generator=torch.Generator().manual_seed(walk))
+        trace = replace(trace, points=steps.cumsum(0).to(trace.points))
+    beside = [Subject(control, ids, control.trace(ids)) for control in controls]
+    return ask(Subject(model, ids, trace), [asked(name) for name in ANALYSES], controls=beside)
+
+
+def statements(answers: Answers) -> "Iterator[Statement]":
+    """Everything that could be said, sure or not."""
+    for question in QUESTIONS:
+        if answers.knows(*question.needs):
+            yield from question.verdict(answers).statements
+    yield from corrected([one for candidate in CANDIDATES if (one := candidate(answers)) is not None], FAMILY)
+
+
+OF_POINTS = ("trajectory", "transport", "clusters", "purity")
+"""What a walk is asked: the rest rests on weights that did not make it."""
+
+
+def runs(size: Size) -> "Iterator[tuple[str, list[Statement]]]":
+    """Every text with what could be said of it."""
+    models = [shapes(seed) for seed in range(SEEDS)]
+    names, kinds = list(models[0]), ("random", "distinct", "shuffled", "walk")
+    for at in range(size.texts):
+        name, kind = names[at % len(names)], kinds[at // len(names) % len(kinds)]
+        own = at // (len(names) * len(kinds)) % SEEDS
+        controls = [models[seed][name] for seed in range(SEEDS) if seed != own]
+        ids = noise("random" if kind == "walk" else kind, size.tokens, at)
+        said = list(statements(answered(models[own][name], ids, controls, at if kind == "walk" else None)))
+        yield f"{name}, {kind}", [one for one in said if kind != "walk" or one.analysis in OF_POINTS]
+
+
+def measured(size: Size) -> dict[str, Any]:
+    """How often each statement is below .05, how often it is told, and how many texts got any."""
+    below, told, asked_of, any_told = Counter[str](), Counter[str](), Counter[str](), defaultdict[str, list[bool]](list)
+    for place, said in runs(size):
+        seen = Counter[str]()
+        for one in said:
+            seen[one.analysis] += 1
+            name = f"{one.analysis} {seen[one.analysis]}"
+            asked_of[name] += one.p == one.p
+            below[name] += one.p * one.tries <= LEVEL
+            told[name] += one.sure
+        any_told[place].append(any(one.sure for one in said))
+        sure = [f"{one.analysis} {one.value:.3g}, null {one.null:.3g}, p {one.p:.1g}" for one in said if one.sure]
+        print(f"{place}: {'; '.join(sure) or 'nothing'}", flush=True)
+    texts = [one for each in any_told.values() for one in each]
+    rows = {name: {"asked": asked_of[name], "below": below[name], "told": told[name]} for name in sorted(asked_of)}
+    by = {place: sum(each) for place, each in any_told.items()}
+    return {"texts": len(texts), "texts_told_anything": sum(texts), "statements": rows, "by": by}
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=int, default=Size.texts)
+    parser.add_argument("--smallest", action="store_true", help="seconds: shows that it runs, stores nothing")
+    options = parser.parse_args(words)
+    found = measured(Size(2, 24) if options.smallest else Size(options.texts))
+    for name, row in found["statements"].items():
+        print(f"{name:24} {row['asked']:4} asked  {row['below']:3} with p <= .05  {row['told']:3} told")
+    print(f"{found['texts_told_anything']} of {found['texts']} texts of noise were told anything: {found['by']}")
+    if not options.smallest:
+        (Path(__file__).parent / "results" / "calibration.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

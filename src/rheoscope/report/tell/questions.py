@@ -1,0 +1,31 @@
+"""The seven questions and their answers, each as soon as what it needs is known."""
+
+from collections.abc import Callable
+
+from rheoscope.report.answers import Answers
+from rheoscope.report.telling import Answered, Block, Questions
+from rheoscope.report.verdicts import QUESTIONS, Question
+
+HEADING = "Seven questions to this text in this model"
+
+
+def blocks(question: Question) -> Callable[[Answers], list[Block]]:
+    """One question; the first brings the heading."""
+
+    def told(answers: Answers) -> list[Block]:
+        one = question.verdict(answers)
+        answered = Answered(one.question, one.answer, one.line, one.deeper)
+        return [Questions(HEADING if question is QUESTIONS[0] else "", [answered])]
+
+    return told
+
+
+def note(answers: Answers) -> list[Block]:
+    """What the answers stand beside."""
+    many = len(answers.controls)
+    control = (
+        f"Untrained: the same text in this architecture at initial weights ({many} of them)."
+        if many
+        else "No untrained control was run (--no-control)."
+    )
+    return [Questions("", [], f"{control} A yes or no has beaten chance after correction for everything tested.")]

@@ -1,0 +1,75 @@
+"""How a report asks an analysis, where not with its own defaults: settings made of what is known so far."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rheoscope.report.answers import Answers
+from rheoscope.report.asking import Ask, Settings, with_settings
+from rheoscope.report.tell import agreement
+from rheoscope.shapes import RheoscopeError
+
+DRAWS = 20
+"""Random heads that each head is compared with in the main report; `rheoscope covers --draws` takes more."""
+
+
+def _nearest(answers: Answers, most: int) -> Settings:
+    """As many neighbours as a short text has."""
+    return {"nearest": max(1, min(5, most))}
+
+
+def _counted(answers: Answers) -> int:
+    return len(answers.text) - len(answers.text.massive())
+
+
+def _purity(answers: Answers) -> dict[str, Settings]:
+    return {"": {"draws": 100} | ({"clusters": answers.found["clusters"]} if answers.knows("clusters") else {})}
+
+
+def _read(answers: Answers) -> Any:
+    if "agreement" not in answers.found:
+        raise RheoscopeError("it is shown of a head that agreement picks, and agreement has no answer")
+    return answers.found["agreement"]
+
+
+def _furthest(answers: Answers) -> dict[str, Settings]:
+    """The pairs of the head that is furthest from reading similarity."""
+    layer, head = agreement.furthest(_read(answers))
+    return {"": {"layer": layer, "head": head}}
+
+
+def _surest(answers: Answers) -> dict[str, Settings]:
+    """The pattern of the head that reads similarity most surely."""
+    layer, head = agreement.surest(_read(answers))
+    return {"": {"layer": layer, "head": head}}
+
+
+def listed(most: int) -> Callable[[Answers], dict[str, Settings]]:
+    """The pairs of the clearest heads of every list."""
+
+    def settings(answers: Answers) -> dict[str, Settings]:
+        heads = agreement.listed(_read(answers), most)
+        return {f"L{layer}.H{head}": {"layer": layer, "head": head, "top": 2} for layer, head in heads}
+
+    return settings
+
+
+SETTINGS: dict[str, Callable[[Answers], dict[str, Settings]]] = {
+    "geometry_kept": lambda answers: {"": _nearest(answers, _counted(answers) - 2)},
+    "distortion": lambda answers: {"": _nearest(answers, (_counted(answers) - 1) // 2) | {"draws": 2}},
+    "purity": _purity,
+    "agreement": lambda answers: {"": {"draws": DRAWS}},
+    "distorted_pairs": _furthest,
+    "score_attribution": _surest,
+    "head_types": lambda answers: {"": {"trace": None}},
+    "rollout": lambda answers: {"": {"probes": 8}},
+    "fixed_point": lambda answers: {"": {"iterations": 10}},
+}
+"""How a report asks an analysis, where not with its own defaults."""
+
+
+def asked(name: str, **settings: Any) -> Ask:
+    """An analysis as a report asks it, with further settings."""
+    usual = SETTINGS.get(name)
+    if usual is None:
+        return with_settings(name, **settings)
+    return Ask(name, lambda answers: {word: given | settings for word, given in usual(answers).items()})
