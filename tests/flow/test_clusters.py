@@ -10,7 +10,9 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn import metrics
 
 import rheoscope as rs
+from rheoscope.flow.cloud import of_types
 from rheoscope.flow.clusters import (
+    kernel,
     lineage,
     linked,
     mean_cosine,
@@ -40,9 +42,9 @@ def ranks(centred: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return of_both(centred, centred @ centred.mT)
 
 
-def planted(points: torch.Tensor) -> Trace:
+def planted(points: torch.Tensor, ids: list[int] | None = None) -> Trace:
     """A Trace whose every step is this cloud."""
-    trace = rs.load().trace(list(range(1, len(points) + 1)))
+    trace = rs.load().trace(list(range(300, 300 + len(points))) if ids is None else ids)
     wide = torch.zeros(len(points), 256, dtype=F64)
     wide[:, : points.shape[-1]] = points
     return replace(trace, points=wide.expand(len(trace.steps), -1, -1).clone())
@@ -130,7 +132,10 @@ def test_turns_shifts_and_scales_change_nothing() -> None:
     plain = rs.clusters(trace, keep_massive=True)
     moved = rs.clusters(replace(trace, points=3 * trace.points @ Q + 2), keep_massive=True)
     for field in (name for name in plain.data_vars if "null" not in str(name) and name != "mean_cosine_uncentred"):
-        assert float(abs(plain[field] - moved[field]).max()) <= 1e-6, field
+        if field == "type_flow":
+            assert plain[field].equals(moved[field])
+        else:
+            assert float(abs(plain[field] - moved[field]).max()) <= 1e-6, field
 
 
 def test_laws_of_ranks_and_the_null() -> None:
@@ -231,3 +236,43 @@ def test_all_are_linked_where_the_angle_is_wide_and_chains_hold() -> None:
     assert linked(cosines(ring @ ring.mT), 0.31).tolist() == [0] * 12
     assert linked(cosines(ring @ ring.mT), 0.29).tolist() == list(range(12))
     assert linked(cosines(ring @ ring.mT), 3.1).tolist() == [0] * 12
+
+
+# Types
+
+
+def test_tokens_told_twice_change_no_number_of_types() -> None:
+    """Each type as often as it was, twice over, at the same points; numbers of tokens change."""
+    x, types = random(0, 20, 4), torch.tensor([*range(12), 3, 3, 5, 7, 7, 7, 0, 1])
+    once, twice = (
+        kernel([torch.cat([cloud] * often) for cloud in (x, 3 * x + 1, x.flip(0))], types.repeat(often), 0.6, 0, 0)
+        for often in (1, 2)
+    )
+    told = [name for name in once if name.startswith("type_")]
+    assert set(told) == {"type_label", "type_count", "type_cluster_count", "type_effective_rank", "type_flow"}
+    assert once.pop("type_flow") == twice.pop("type_flow")
+    for name in (name for name in told if name in once):
+        assert torch.allclose(once[name].double(), twice[name].double(), atol=1e-9), name
+    assert int(once["type_count"]) == 12
+
+
+def test_a_type_is_the_mean_of_its_occurrences() -> None:
+    x, types = random(0, 9, 3), torch.tensor([0, 1, 0, 2, 2, 2, 1, 3, 0])
+    for one in range(4):
+        assert torch.allclose(of_types(x, types)[one], x[types == one].mean(0))
+
+
+def test_equal_tokens_are_no_cluster_of_types_and_the_sign_is_told() -> None:
+    ids = [300, 301, 302, 303, 300, 301, 302, 303]
+    centres = 10 * torch.eye(4, dtype=F64)
+    trace = planted(centres.repeat(2, 1), ids)
+    points = trace.points.clone()
+    points[-1, [2, 6], :4] = points[-1, [3, 7], :4] + 0.1 * random(0, 1, 4)  # two types meet in the end
+    found = rs.clusters(replace(trace, points=points), angle=0.5, keep_massive=True)
+    assert int(found.type_count) == found.sizes["type"] == 4
+    assert found.type_cluster_count.values.tolist() == [4] * 6 + [3]
+    assert found.type_flow.values.tolist() == ["keeps"] * 6 + ["gathers"]
+    assert found.type_label.values[-1].tolist() == [0, 1, 2, 2]
+    apart = rs.clusters(replace(trace, points=points.flip(0)), angle=0.5, keep_massive=True)
+    assert apart.type_flow.values.tolist() == ["keeps"] + ["separates"] * 6
+    assert found.type.values.tolist() == trace.tokens[:4]

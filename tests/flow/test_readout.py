@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import rheoscope as rs
+from rheoscope.space.chance import p_values, successors
 from rheoscope.space.components import components
 from tests import cases
 from tests.models import test_linked as linked
@@ -122,3 +124,45 @@ def test_every_place_says_what_a_readout_of_it_says() -> None:
     first = rs.readout(trace, token=2)
     assert first.token.values.tolist() == [0, 1, 2]
     assert first.word.values.tolist() == trace.tokens[:3]
+
+
+# Does it predict the text?
+
+
+def test_the_next_token_of_earlier_places_equals_a_loop() -> None:
+    trace = double("gpt2").trace(text(), logits=True)
+    lens = rs.readout(trace, token=9, draws=6, seed=3)
+    laws = trace.logits.log_softmax(-1)
+    ids = trace.ids.tolist()
+    wanted = [float(laws[at, ids[at + 1]]) for at in range(9)]
+    assert lens.log_probability_next.values == pytest.approx(np.array(wanted), abs=1e-6)
+    assert lens.largest_elsewhere.values == pytest.approx(laws[:9].amax(-1).detach().numpy(), abs=1e-6)
+    drawn = [[float(laws[at, ids[to]]) for at, to in enumerate(order)] for order in successors(10, 6, 3).tolist()]
+    assert lens.log_probability_next_null.values == pytest.approx(np.mean(drawn, 0), abs=1e-6)
+    assert lens.log_probability_next_null_sd.values == pytest.approx(np.std(drawn, 0, ddof=1), abs=1e-6)
+    assert lens.log_probability_next_drawn.values == pytest.approx(np.mean(drawn, 1), abs=1e-6)
+    alone = rs.readout(trace, token=9, draws=0)
+    assert not [name for name in alone if "null" in name or "drawn" in name]
+    assert rs.readout(trace, token=0).log_probability_next.size == 0
+
+
+def chance_of(lens: xr.Dataset) -> float:
+    own = torch.tensor(float(lens.log_probability_next.mean()), dtype=F64)
+    return float(p_values(own, torch.tensor(lens.log_probability_next_drawn.values, dtype=F64)))
+
+
+def test_a_text_is_predicted_beyond_chance_and_random_tokens_are_not() -> None:
+    """Also by weights that predict each place's own token: no order of the text asks a place for itself."""
+    model, raw = rs.load(), rs.load(untrained=True)
+    assert chance_of(rs.readout(model.trace("The keys to the cabinet are on the table in the hall."))) <= 0.01
+    draw = torch.Generator().manual_seed(0)
+    noise = [torch.randint(300, 4000, (24,), generator=draw).tolist() for _ in range(20)]
+    p = np.array([chance_of(rs.readout(raw.trace(ids), draws=39)) for ids in noise])
+    assert (p <= 0.1).mean() <= 0.25
+    assert (p <= 0.5).mean() >= 0.2
+
+
+def test_an_encoder_is_not_asked_for_what_it_reads() -> None:
+    lens = rs.readout(cases.double("own_encoder").trace(text()))
+    assert "log_probability_next" not in lens
+    assert lens.largest_elsewhere.size == len(text()) - 1

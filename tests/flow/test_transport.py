@@ -1,4 +1,4 @@
-"""Transport: equal to scipy and POT, planted swaps found, laws of κ and W₂, nulls that are nulls."""
+"""Transport: equal to scipy and POT, planted swaps found, laws of κ and W₂, nulls that are nulls, and where tokens go."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -12,9 +12,26 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import rheoscope as rs
-from rheoscope.flow.transport import assignment, costs, in_place, kappa, moved, squared_distances
+from rheoscope.flow import transport as module
+from rheoscope.flow.next_token import is_tied, next_type_share, sees_next, toward_next
+from rheoscope.flow.transport import (
+    FEW,
+    assignment,
+    by_clouds,
+    by_tables,
+    costs,
+    directed,
+    equal_points,
+    in_place,
+    kappa,
+    moved,
+    squared_distances,
+)
+from rheoscope.space.chance import p_values, successors
+from rheoscope.space.chance import permutations as permutations_of
 from rheoscope.space.trace import Trace
-from tests.pretrained.cases import random, traced
+from tests.cases import BIDIRECTIONAL, double
+from tests.pretrained.cases import random, text, traced
 
 F64 = torch.float64
 
@@ -58,7 +75,7 @@ def test_the_best_of_all_permutations() -> None:
 def test_a_planted_swap_gives_the_known_coupling_and_kappa() -> None:
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 5.0], [9.0, 1.0]], dtype=F64)
     y = x[[1, 0, 2, 3]]
-    found = rs.transport(through(x, y), keep_massive=True)
+    found = rs.transport(through(x, y), draws=2, keep_massive=True)
     assert found.coupling.values[0].tolist() == [1, 0, 2, 3]
     assert float(found.w2_squared[0]) == pytest.approx(0, abs=1e-12)
     assert float(found.identity_cost[0]) == pytest.approx(0.5)
@@ -72,19 +89,21 @@ def test_a_planted_swap_gives_the_known_coupling_and_kappa() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_laws(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.transport(trace, keep_massive=True)
+    found = rs.transport(trace, draws=5, keep_massive=True)
     assert float(found.kappa_strided.max()) <= 1 + 1e-9
     assert bool((found.w2_squared <= found.identity_cost + 1e-12).all())
     assert 0 <= float(found.geodesic_straightness) <= 1 + 1e-9
     Q = torch.linalg.qr(random(3, 32, 32))[0]
-    turned = rs.transport(replace(trace, points=trace.points @ Q + 1), keep_massive=True)
-    for field in found.data_vars:
+    turned = rs.transport(replace(trace, points=trace.points @ Q + 1), draws=5, keep_massive=True)
+    for field in (
+        name for name in found.data_vars if not str(name).startswith("toward")
+    ):  # words do not turn with the points
         assert np.allclose(found[field], turned[field], atol=1e-7, equal_nan=True), field
     assert np.array_equal(found.kappa.values, found.kappa_strided.sel(stride=1).values)
 
 
 def test_strides_reach_to_the_end_and_nowhere_beyond() -> None:
-    found = rs.transport(through(*(random(at, 8, 3) for at in range(7))), keep_massive=True)
+    found = rs.transport(through(*(random(at, 8, 3) for at in range(7))), draws=2, keep_massive=True)
     assert found.stride.values.tolist() == [1, 2, 4, 6]
     assert int(np.isfinite(found.kappa_strided.sel(stride=4)).sum()) == 3
     assert bool(np.isnan(found.kappa_strided.sel(stride=6))[:-1].all())
@@ -99,10 +118,133 @@ def test_the_null_gives_the_same_displacements_to_other_tokens() -> None:
     mixed = moved(x, x[torch.randperm(40, generator=torch.Generator().manual_seed(1))], draws=20, seed=0).figures
     assert abs(mixed["kappa"]) < 0.3
     assert mixed["identity_share"] < 0.3
-    assert in_place(x, 2 * x + 5) == 1
+    assert in_place(directed(x, 2 * x + 5), equal_points(x)) == 1
 
 
-def test_what_it_cannot_do_is_told_and_the_rest_is_defined() -> None:
+def walks(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cloud and where it goes, displacements having nothing to do with places; tokens may share points."""
+    x, by = random(seed, 30, 6), 2 * random(seed + 500, 30, 6)
+    draw = torch.Generator().manual_seed(seed)
+    return (x if kind == "distinct" else x[torch.randint(0, 9, (30,), generator=draw)]), by
+
+
+@pytest.mark.parametrize("kind", ["distinct", "repeated"])
+def test_structureless_walks_lie_within_both_nulls(kind: str) -> None:
+    p = {"kappa": [], "identity_share": []}
+    for seed in range(40):
+        x, by = walks(kind, seed)
+        found = moved(x, x + by, draws=19, seed=seed)
+        for name, all_p in p.items():
+            drawn = torch.tensor(found.drawn[name], dtype=F64)
+            all_p.append(float(p_values(torch.tensor(found.figures[name], dtype=F64), drawn)))
+    assert all(np.mean(np.array(some) <= 0.1) <= 0.2 for some in p.values()), p
+    assert all(np.mean(np.array(some) <= 0.5) >= 0.3 for some in p.values()), p
+
+
+def test_the_null_of_the_identity_share_permutes_the_stream_and_then_takes_directions() -> None:
+    x, by = walks("distinct", 0)
+    found, orders = moved(x, x + by, draws=2, seed=5), permutations_of(30, 2, 5)
+
+    def unit(cloud: torch.Tensor) -> torch.Tensor:
+        return (cloud - cloud.mean(0)) / (cloud - cloud.mean(0)).norm(dim=-1, keepdim=True)
+
+    for at, order in enumerate(orders):
+        rows, columns = linear_sum_assignment(torch.cdist(unit(x), unit(x + by[order])).square().numpy())
+        assert found.drawn["identity_share"][at] == pytest.approx(np.mean(rows == columns))
+
+
+@pytest.mark.parametrize("kind", ["distinct", "repeated"])
+def test_draws_from_tables_equal_those_from_clouds(kind: str) -> None:
+    x, by = walks(kind, 3)
+    orders = permutations_of(30, 4, 1)
+    for one, other in zip(
+        by_tables(x, x + by + 5, orders, equal_points(x)),
+        by_clouds(x, x + by + 5, orders, equal_points(x)),
+        strict=True,
+    ):
+        assert one == pytest.approx(other, abs=1e-9)
+
+
+def test_tokens_at_one_point_are_one_type() -> None:
+    """Whoever of them takes whose place, none has left it."""
+    x = random(0, 12, 5)[torch.arange(12) // 3]
+    mixed = x[torch.tensor([2, 0, 1, *range(3, 12)])] + 1e-9 * random(1, 12, 5)
+    assert moved(x, mixed, draws=0, seed=0).figures["identity_share"] == 1
+    apart = moved(x, x[torch.tensor([*range(3, 12), 0, 1, 2])], draws=0, seed=0)
+    assert apart.figures["identity_share"] == 0
+    assert equal_points(x).sum(-1).tolist() == [3] * 12
+
+
+def test_the_whole_way_is_drawn_often_and_its_draws_are_kept() -> None:
+    trace = through(*(random(at, 9, 3) for at in range(7)))
+    found = rs.transport(trace, strides=[1], draws=30, keep_massive=True)
+    whole = rs.transport(trace, draws=30, keep_massive=True)
+    for name in ("kappa", "identity_share", "next_type_share", "toward_next"):
+        assert found[f"{name}_drawn"].shape == (30,)
+        assert np.array_equal(found[f"{name}_drawn"], whole[f"{name}_drawn"])
+    assert float(whole.kappa_null_strided[-1, -1]) == pytest.approx(float(whole.kappa_drawn.mean()))
+    few = rs.transport(trace, draws=FEW, keep_massive=True)
+    assert np.array_equal(few.kappa_null, whole.kappa_null)
+    assert not [name for name in rs.transport(trace, draws=0, keep_massive=True) if "null" in name or "drawn" in name]
+
+
+# Where they go
+
+
+def test_a_planted_step_to_the_next_token_is_seen() -> None:
+    """Every token ends where the next token's word is: the partner of a token is the one before it."""
+    model, ids = rs.load(), torch.randperm(400, generator=torch.Generator().manual_seed(0))[:30] + 300
+    trace = model.trace(ids.tolist())
+    words = model.view.embedded(torch.cat([ids, ids[:1]])).double()
+    points = trace.points.double().clone()
+    points[:] = words[:-1]
+    points[-1] = words[1:]
+    found = rs.transport(replace(trace, points=points), strides=[1], keep_massive=True)
+    assert float(found.toward_own[0]) == pytest.approx(1)
+    assert float(found.toward_next[-1]) == pytest.approx(1, abs=0.01)
+    assert abs(float(found.toward_own[-1])) < 0.2
+    assert found.partner.values.tolist() == [29, *range(29)]
+    assert float(found.next_type_share) == 1
+    assert float(found.next_type_share_null) < 0.15
+    assert float(found.identity_share_strided[0, 0]) == 1
+    assert float(p_values(torch.tensor(1.0), torch.tensor(found.next_type_share_drawn.values))) == pytest.approx(
+        1 / 101
+    )
+    assert found.attrs["next"] == "embedding"
+
+
+def test_shares_and_cosines_equal_loops_and_skip_what_has_no_next() -> None:
+    trace = traced("llama", F64)
+    ids, places, view = trace.ids, [1, 2, 4, 5, 9, 17], trace.view
+    partner = torch.tensor([5, 0, 3, 1, 2, 4])
+    share, _ = next_type_share(partner, ids, places, 0, 0)
+    hits = [int(ids[places[j] + 1]) == int(ids[places[i]]) for i, j in enumerate(partner.tolist()) if places[j] != 17]
+    assert float(share) == pytest.approx(np.mean(hits))
+    with torch.no_grad():
+        near, drawn = toward_next(trace.points[:, places].double(), view, ids, places, 3, 7)
+    assert not is_tied(view)
+    words = (view.unembed * view.final_norm.gain[:, None]).mT.detach()
+    after = words[ids[[place + 1 for place in places[:-1]]]].mean(0)
+    for order, wanted in ((None, near), *zip(successors(18, 3, 7), drawn.mT, strict=True)):
+        for at, x in enumerate(trace.points[:, places]):
+            follows = [place + 1 if order is None else int(order[place]) for place in places[:-1]]
+            each = [
+                torch.cosine_similarity(one - x.mean(0), words[ids[to]] - after, dim=0)
+                for one, to in zip(x[:-1], follows, strict=True)
+            ]
+            assert float(wanted[at]) == pytest.approx(float(torch.stack(each).mean()), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bert", "own_encoder", "gemma3", "gpt2"])
+def test_a_model_that_reads_what_comes_next_is_not_asked_for_it(name: str) -> None:
+    found = rs.transport(double(name).trace(text()), draws=2, keep_massive=True)
+    assert sees_next(double(name).view) == (name in BIDIRECTIONAL)
+    assert ("toward_next" in found) == ("next_type_share" in found) == (name not in BIDIRECTIONAL)
+    assert found.attrs["next"].startswith("none") == (name in BIDIRECTIONAL)
+    assert "toward_own" in found
+
+
+def test_what_it_cannot_do_is_told_and_the_rest_is_defined(monkeypatch: pytest.MonkeyPatch) -> None:
     one = torch.ones(5, 3, dtype=F64)
     still = rs.transport(through(one, one), keep_massive=True)
     assert float(still.kappa.min()) == 1
@@ -112,10 +254,8 @@ def test_what_it_cannot_do_is_told_and_the_rest_is_defined() -> None:
         rs.transport(rs.load().trace([1]))
     with pytest.raises(rs.RheoscopeError, match=r"1 to 6, 1 among them, got 7; type strides=\[1, 6\]"):
         rs.transport(through(one, one), strides=[1, 7], keep_massive=True)
-    trace = rs.load().trace([1, 2, 3])
-    long = replace(
-        trace, points=torch.zeros(len(trace.steps), 2049, 4), tokens=["a"] * 2049, ids=torch.zeros(2049).long()
-    )
-    still = rs.transport(long, keep_massive=True)  # beyond the exact limit, and every token the same
+    monkeypatch.setattr(module, "EXACT", 4)
+    still = rs.transport(through(one, one), keep_massive=True)  # beyond the exact limit, and every token the same
+    assert still.attrs["draws"] == FEW
     assert still.attrs["method"] == "sinkhorn"
     assert float(still.kappa.min()) == 1

@@ -74,3 +74,11 @@ def test_types_that_can_be_typed() -> None:
 def test_a_name_that_is_not_there_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(rs.RheoscopeError, match="there is no analysis 'transprot'; type one of readout"):
         command_of("transprot")
+
+
+def test_names_of_words_are_typed_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "class.tsv").write_text("the\tarticle\non\tpreposition\nin\tpreposition\nto\tpreposition\n")
+    asked = ("--labels", str(tmp_path / "class.tsv"), "--draws", "3", "--json", str(tmp_path / "a.json"))
+    assert typed("purity", TEXT, *asked) == 0, capsys.readouterr()
+    found = json.loads((tmp_path / "a.json").read_text())["purity"]
+    assert found["coords"]["by"]["data"] == ["stem", "frequency", "class"]

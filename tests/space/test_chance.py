@@ -19,8 +19,10 @@ from rheoscope.space.chance import (
     pooled_p,
     q_values,
     rotations,
+    successors,
     unit_name,
     units,
+    z_scores,
 )
 
 F64 = torch.float64
@@ -100,3 +102,21 @@ def test_p_values_of_chance_are_uniform_and_keep_their_floor() -> None:
 def test_draws_without_spread_give_no_p() -> None:
     own, drawn = torch.tensor([1.0, 1.0]), torch.stack([torch.zeros(9), torch.randn(9)], 1)
     assert pooled_p(own, drawn).isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
+def test_a_text_in_another_order_keeps_its_ends_and_follows_no_place_by_itself(n: int) -> None:
+    for follows in successors(n, 20, seed=n).tolist():
+        way = [0]
+        while way[-1] != n - 1:
+            way.append(follows[way[-1]])
+        assert sorted(way) == list(range(n))
+    assert successors(n, 0, seed=0).shape == (0, n - 1)
+    drawn = successors(9, 300, seed=0)[:, 3].tolist()
+    assert set(drawn) == {1, 2, 4, 5, 6, 7, 8}
+
+
+def test_no_spread_and_no_null_give_no_z() -> None:
+    z = z_scores(torch.tensor([3.0, 3.0, 1.0]), torch.ones(3), torch.tensor([0.5, 0.0, math.nan]))
+    assert z[0] == 4
+    assert z[1:].isnan().all()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
@@ -54,6 +54,18 @@ class Clouds:
     def words(self) -> list[str]:
         return [self.trace.tokens[at] for at in self.tokens]
 
+    @property
+    def types(self) -> Int[Tensor, " n"]:
+        """Which type every token is, numbered as they first come: tokens of one id are one type."""
+        ids = [int(self.trace.ids[at]) for at in self.tokens]
+        numbers = {one: number for number, one in enumerate(dict.fromkeys(ids))}
+        return torch.tensor([numbers[one] for one in ids])
+
+    @property
+    def type_words(self) -> list[str]:
+        """The text of every type, in the order of their numbers."""
+        return list({int(self.trace.ids[at]): self.trace.tokens[at] for at in self.tokens}.values())
+
 
 def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: bool = False, least: int = 1) -> Clouds:
     """The clouds of a Trace in a space, massive tokens dropped and listed unless `keep_massive`.
@@ -78,6 +90,17 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
         "keep_massive": int(keep_massive),
     }
     return Clouds(trace, at, tokens, space, attributes | trace.provenance)
+
+
+def of_types(x: Float[Tensor, "n d"], types: Int[Tensor, " n"]) -> Float[Tensor, "t d"]:
+    """One point a type, the mean of its occurrences, in float64: a text that repeats itself has the same ones.
+
+    >>> of_types(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 1])).tolist()
+    [[2.0], [9.0]]
+    """
+    types = types.to(x.device)
+    counts = types.bincount().double()
+    return x.new_zeros(len(counts), x.shape[-1], dtype=torch.float64).index_add_(0, types, x.double()) / counts[:, None]
 
 
 def check_space(space: str) -> None:

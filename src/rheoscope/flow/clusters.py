@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds
+from rheoscope.flow.cloud import clouds, of_types
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pairs import cosines, distances
@@ -33,14 +33,20 @@ def clusters(
     """Do tokens gather into clusters, layer by layer, and in how many directions does the cloud still spread?
 
     **Formula** each field's is in its `attrs["definition"]`. Two tokens are linked where the angle between their centred
-    directions is at most `angle` (radians); clusters are what links hold together.
+    directions is at most `angle` (radians); clusters are what links hold together. Tokens of one type start at one point and gather
+    for that alone, so what is said of gathering is said of types: one point each, the mean of its occurrences.
 
     **Gives** (point): `mean_cosine`, `mean_cosine_uncentred`, `effective_rank`, `participation_ratio`,
     `intrinsic_dimension`, `cluster_count`, `silhouette`, nulls where the definition has one; (point, token): `label`,
-    `lineage` (the alluvial map: how many tokens pass from which cluster to which); (step): `ari`, `nmi`.
+    `lineage` (the alluvial map: how many tokens pass from which cluster to which); (step): `ari`, `nmi`. Of types: `type_count`;
+    (point): `type_cluster_count`, `type_effective_rank`, `type_flow` ("gathers" where there are fewer clusters than in the
+    embedding, "separates" where there are more, else "keeps"); (point, type): `type_label`.
 
     **Laws** 1 ≤ participation ratio ≤ effective rank ≤ min(n − 1, d); unchanged by a turn, a shift (but for the uncentred
-    cosine) and a scale of the cloud; more clusters at smaller angles.
+    cosine) and a scale of the cloud; more clusters at smaller angles; tokens told twice change no number of types.
+
+    **Limits** shuffled coordinates are no model's: what an untrained model of the same architecture shows too
+    (`rs.load(name, untrained=True)`) is the architecture's doing.
 
     **Siblings** `density_clusters` finds clusters by HDBSCAN; `purity` asks what clusters are made of; `massive` names the
     tokens that are left out.
@@ -62,22 +68,28 @@ def clusters(
         "token": seen.tokens,
         "word": ("token", seen.words),
         "step": list(seen.steps[1:]),
+        "type": seen.type_words,
     }
     attributes = {"angle": angle, "draws": draws, "seed": seed} | seen.attributes
-    return CLUSTERS.answer(kernel(seen, angle, draws, seed), coords, attributes)
+    return CLUSTERS.answer(kernel(seen, seen.types, angle, draws, seed), coords, attributes)
 
 
-def kernel(clouds: Iterable[Float[Tensor, "n d"]], angle: float, draws: int, seed: int) -> dict[str, Tensor]:
+def kernel(
+    clouds: Iterable[Float[Tensor, "n d"]], types: Int[Tensor, " n"], angle: float, draws: int, seed: int
+) -> dict[str, Any]:
     """All numbers of clouds of the same tokens, one after the other: they need not all be held."""
     rows, nulls = [], []
     for at, x in enumerate(clouds):
         centred = still(x.double())
-        rows.append(of_cloud(centred, angle) | {"mean_cosine_uncentred": mean_cosine(x)})
+        row = of_cloud(centred, angle) | {"mean_cosine_uncentred": mean_cosine(x)}
+        rows.append(row | of_type_cloud(still(of_types(x, types)), angle))
         nulls.append(of_null(centred, at, angle, draws, seed))
     found = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     labels = found["label"]
     found |= of_nulls(torch.stack(nulls)) if draws else {}
     return found | {
+        "type_count": types.max() + 1,
+        "type_flow": flow(found["type_cluster_count"]),
         "lineage": lineage(labels),
         "ari": torch.stack([rand_index(a, b) for a, b in pairwise(labels)]),
         "nmi": torch.stack([mutual_information(a, b) for a, b in pairwise(labels)]),
@@ -98,6 +110,27 @@ def of_cloud(centred: Float[Tensor, "n d"], angle: float) -> dict[str, Tensor]:
         "silhouette": silhouette(1 - cosine, label),
         "label": label,
     }
+
+
+def of_type_cloud(centred: Float[Tensor, "t d"], angle: float) -> dict[str, Tensor]:
+    """Clusters and rank of one point a type."""
+    inner = centred @ centred.mT
+    label = linked(cosines(inner), angle)
+    return {
+        "type_label": label,
+        "type_cluster_count": torch.tensor(len(label.unique()), device=label.device),
+        "type_effective_rank": ranks(centred, inner)[0],
+    }
+
+
+def flow(counts: Int[Tensor, " p"]) -> list[str]:
+    """Which way the flow has gone from the first cloud on: fewer clusters, more, or as many.
+
+    >>> flow(torch.tensor([5, 7, 5, 2]))
+    ['keeps', 'separates', 'keeps', 'gathers']
+    """
+    way = {-1: "gathers", 0: "keeps", 1: "separates"}
+    return [way[sign] for sign in (counts - counts[0]).sign().tolist()]
 
 
 def of_null(centred: Float[Tensor, "n d"], at: int, angle: float, draws: int, seed: int) -> Float[Tensor, "draw 4"]:
@@ -320,6 +353,19 @@ CLUSTERS = Analysis(
             ("point",),
             "mean of (b − a)/max(a, b): a to the own cluster, b to the nearest other, cosine distance; 0 without two clusters",
         ),
+        "type_count": Field((), "number of token types: ids that occur among the tokens"),
+        "type_cluster_count": Field(
+            ("point",),
+            "groups of types, one point each, the mean of its occurrences, that chains of steps below the angle hold together",
+        ),
+        "type_effective_rank": Field(
+            ("point",), "effective rank of the cloud with one point a type: exp of the entropy of σ²/Σσ²"
+        ),
+        "type_flow": Field(
+            ("point",),
+            "gathers: fewer clusters of types than in the embedding; separates: more; keeps: as many",
+        ),
+        "type_label": Field(("point", "type"), "which cluster a type is in, named by its first type"),
         "label": Field(("point", "token"), "which cluster a token is in, named by its first token"),
         "lineage": Field(
             ("point", "token"),

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds
+from rheoscope.flow.cloud import clouds, of_types
 from rheoscope.flow.clusters import shuffle
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -29,7 +29,7 @@ def density_clusters(
 ) -> "xarray.Dataset":
     """Clusters of at least `least` tokens by HDBSCAN, layer by layer: no angle to choose.
 
-    **Gives** (point): `cluster_count`, its null, `noise`; (point, token): `label`.
+    **Gives** (point): `cluster_count`, its null, `noise`; (point, token): `label`; (point, type): `type_label`, of one point a type.
 
     **Laws** unchanged by a turn, a shift and a scale of the cloud.
 
@@ -46,19 +46,30 @@ def density_clusters(
     seen = clouds(trace, space, grain, keep_massive, least=3)
     if not 2 <= least <= len(seen.tokens):
         raise RheoscopeError(f"a cluster has from 2 to {len(seen.tokens)} tokens here, got least={least}; type least=2")
-    coords = {"point": list(seen.steps), "token": seen.tokens}
-    return DENSITY_CLUSTERS.answer(kernel(seen, least, seed), coords, {"least": least, "seed": seed} | seen.attributes)
+    coords = {"point": list(seen.steps), "token": seen.tokens, "type": seen.type_words}
+    values = kernel(seen, seen.types, least, seed)
+    return DENSITY_CLUSTERS.answer(values, coords, {"least": least, "seed": seed} | seen.attributes)
 
 
-def kernel(clouds: Iterable[Float[Tensor, "n d"]], least: int, seed: int) -> dict[str, Tensor]:
+def kernel(
+    clouds: Iterable[Float[Tensor, "n d"]], types: Int[Tensor, " n"], least: int, seed: int
+) -> dict[str, Tensor]:
     """Labels of clouds of the same tokens, one after the other; HDBSCAN itself runs on the CPU."""
-    both = [(by_density(x.double(), least), by_density(shuffle(x.double(), seed), least)) for x in clouds]
-    labels, nulls = (torch.stack(column) for column in zip(*both, strict=True))
+    each = [
+        (
+            by_density(x.double(), least),
+            by_density(shuffle(x.double(), seed), least),
+            by_density(of_types(x, types), least),
+        )
+        for x in clouds
+    ]
+    labels, nulls, of_type = (torch.stack(column) for column in zip(*each, strict=True))
     return {
         "cluster_count": labels.amax(-1) + 1,
         "cluster_count_null": nulls.amax(-1) + 1,
         "noise": (labels < 0).double().mean(-1),
         "label": labels,
+        "type_label": of_type,
     }
 
 
@@ -69,6 +80,8 @@ def by_density(x: Float[Tensor, "n d"], least: int) -> Int[Tensor, " n"]:
     except ImportError as error:
         raise RheoscopeError("HDBSCAN is scikit-learn's; type pip install 'rheoscope[density]'") from error
 
+    if len(x) < least:
+        return torch.full((len(x),), -1)
     distance = (1 - cosines(inner_products(x))).clamp(min=0)
     distance.fill_diagonal_(0)
     found = HDBSCAN(min_cluster_size=least, metric="precomputed", copy=True).fit_predict(distance.cpu().numpy())
@@ -90,5 +103,8 @@ DENSITY_CLUSTERS = Analysis(
         "cluster_count_null": Field(("point",), "the same with every coordinate shuffled among the tokens", basis=True),
         "noise": Field(("point",), "share of tokens that belong to no cluster"),
         "label": Field(("point", "token"), "which cluster a token is in; −1: none"),
+        "type_label": Field(
+            ("point", "type"), "which cluster a type is in, one point each, the mean of its occurrences; −1: none"
+        ),
     },
 )

@@ -1,4 +1,4 @@
-"""Are clusters semantic? Whether tokens of one cluster share a name, against the same names dealt out at random."""
+"""Are clusters semantic? Whether token types of one cluster share a name, against the same names dealt out at random among types."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,18 +17,19 @@ from rheoscope.space.trace import Trace
 if TYPE_CHECKING:
     import xarray
 
+Labels = Mapping[str, Mapping[str, object]]
+"""Heading → word → name."""
+NAMELESS = -1
 
-def quarters(trace: Trace, kept: Sequence[int]) -> list[object]:
-    """Which quarter of the text's tokens, ordered by id, a token lies in: byte-pair ids fall in frequency."""
-    ids = sorted({int(trace.ids[i]) for i in kept})
-    return [4 * ids.index(int(trace.ids[i])) // len(ids) for i in kept]
+
+def doublings(trace: Trace, ids: Sequence[int]) -> list[object]:
+    """How often a type stands in the text, in doublings: 1, 2 to 3, 4 to 7, … times are one name each."""
+    return [int((trace.ids == one).sum()).bit_length() for one in ids]
 
 
 NAMES: dict[str, Callable[[Trace, Sequence[int]], list[object]]] = {
-    "token": lambda trace, kept: [int(trace.ids[i]) for i in kept],
-    "stem": lambda trace, kept: [stem(trace.tokens[i]) for i in kept],
-    "frequency": quarters,
-    "position": lambda trace, kept: [4 * i // len(trace) for i in kept],
+    "stem": lambda trace, ids: [stem(word) for word in _words(trace, ids)],
+    "frequency": doublings,
 }
 
 
@@ -36,56 +37,71 @@ NAMES: dict[str, Callable[[Trace, Sequence[int]], list[object]]] = {
 def purity(
     trace: Trace,
     clusters: "xarray.Dataset | None" = None,
-    names: Mapping[str, Sequence[object]] | None = None,
+    labels: Labels | None = None,
     draws: int = 200,
     seed: int = 0,
 ) -> "xarray.Dataset":
-    """What the clusters of `clusters` or `density_clusters` are made of.
+    """What the clusters of `clusters` or `density_clusters` are made of, token identity apart.
 
-    **Answers** "do clusters hold the same token, the same stem, equally frequent tokens, the same part of the text?"
+    **Answers** "do clusters hold forms of one word, equally frequent tokens, or what a person has given one name?"
 
-    **Formula** purity = (1/n) Σ_clusters max_name |cluster ∩ name|. It grows with the number of clusters, so only its distance
-    from the null (names permuted, clusters as they are) says anything.
+    **Formula** purity = (1/n) Σ_clusters max_name |cluster ∩ name| over the n token types, one point each (`type_label`): tokens
+    of one type start at one point, so that they are together says nothing. It grows with the number of clusters, so only
+    its distance from the null (names permuted among types, clusters as they are) says anything.
 
-    **Shapes** `clusters` is a Dataset of `clusters` or `density_clusters` (`clusters(trace)`, unless given);
-    `names` maps a heading to one name per token of the text (word
-    classes, lemmas, topics, …) and is added to `token`, `stem` (English, in the place of a lemma, which would need a dictionary),
-    `frequency` (quarter of the text's tokens in the order of their ids, which fall in frequency) and `position` (quarter of the text).
+    **Takes** `clusters`, a Dataset of `clusters` or `density_clusters` (`clusters(trace)`, unless given), and `labels`: for
+    each heading, words and their names, `{"class": {"key": "thing", "are": "verb"}}`. A word is a token as it is, or
+    without the space around it, or in small letters; types without a name are left out of that heading. Beside them stand `stem`
+    (English, in the place of a lemma, which would need a dictionary) and `frequency` (how often the type stands in this text: 1,
+    2 to 3, 4 to 7, … times).
 
-    **Gives** (point, by): `purity`, `purity_null`, `purity_z`, `p_value`; `draws=0` leaves out all but the first.
+    **Gives** (point, by): `purity`, `purity_null`, `purity_null_sd`, `purity_z`, `p_value`; (by): `named`, `p_value_anywhere`;
+    `draws=0` leaves out what is drawn.
 
-    **Laws** 1 where every cluster holds one name; the null's own p-values are uniform.
+    **Laws** 1 where every cluster holds one name; the null's own p-values are uniform; a text whose tokens are all told twice
+    has the same numbers where it has the same points.
 
     >>> import rheoscope as rs
     >>> trace = rs.load().trace("The keys to the cabinet are on the table, and the table is in the hall")
-    >>> made_of = rs.purity(trace)
-    >>> bool((made_of.purity.sel(by="token") <= 1).all())
-    True
+    >>> made_of = rs.purity(trace, labels={"thing": {"table": "yes", "hall": "yes", "on": "no", "in": "no"}})
+    >>> made_of.by.values.tolist(), int(made_of.named.sel(by="thing"))
+    (['stem', 'frequency', 'thing'], 4)
     """
     found = clusters_of(trace) if clusters is None else _of_this_text(trace, clusters)
-    kept = found.token.values.tolist()
-    headings = _named(trace, kept, names)
-    values = kernel(torch.as_tensor(found.label.values), torch.stack(list(headings.values())), draws, seed)
+    ids = list(dict.fromkeys(int(trace.ids[at]) for at in found.token.values))
+    headings = _named(trace, ids, labels or {})
+    values = kernel(torch.as_tensor(found.type_label.values), torch.stack(list(headings.values())), draws, seed)
     coords = {"point": found.point.values, "by": list(headings)}
     attributes = {name: value for name, value in found.attrs.items() if name not in ("analysis", "seed", "draws")}
     settings = {"clusters": found.attrs["analysis"], "draws": draws, "seed": seed}
     return PURITY.answer(values, coords, attributes | settings)
 
 
-def kernel(label: Int[Tensor, "p n"], names: Int[Tensor, "by n"], draws: int, seed: int) -> dict[str, Tensor]:
+def kernel(label: Int[Tensor, "p t"], names: Int[Tensor, "by t"], draws: int, seed: int) -> dict[str, Tensor]:
     """Purity of every clustering under every naming, beside the same names permuted; without draws nothing beside it."""
-    orders = torch.cat([torch.arange(label.shape[-1])[None], permutations(label.shape[-1], draws, seed)])
-    table = torch.stack([torch.stack([pure(one, name[orders]) for name in names]) for one in label])
+    table = torch.stack([of_names(label, name, draws, seed) for name in names], 1)
     measured, null = table[..., 0], table[..., 1:]
+    values = {"purity": measured, "named": (names != NAMELESS).sum(-1)}
     if not draws:
-        return {"purity": measured}
+        return values
+    mean = null.mean(-1)
     spread = null.std(-1) if draws > 1 else torch.full_like(measured, torch.nan)
-    return {
-        "purity": measured,
-        "purity_null": null.mean(-1),
-        "purity_z": z_scores(measured, null.mean(-1), spread),
+    spread = torch.where(spread > 1e-12, spread, spread * 0)  # equal sums may differ by rounding
+    return values | {
+        "purity_null": mean,
+        "purity_null_sd": spread,
+        "purity_z": z_scores(measured, mean, spread),
         "p_value": (table >= measured[..., None] - 1e-12).double().mean(-1),
+        "p_value_anywhere": anywhere(table[1:] if len(table) > 1 else table),
     }
+
+
+def of_names(label: Int[Tensor, "p t"], names: Int[Tensor, " t"], draws: int, seed: int) -> Float[Tensor, "p draws"]:
+    """Purity at every point under one naming and its permutations, the naming itself first; types without a name left out."""
+    there = names != NAMELESS
+    given = names[there]
+    orders = torch.cat([torch.arange(len(given))[None], permutations(len(given), draws, seed)])
+    return torch.stack([pure(one[there], given[orders]) for one in label])
 
 
 def pure(label: Int[Tensor, " n"], names: Int[Tensor, "draw n"]) -> Float[Tensor, " draw"]:
@@ -95,6 +111,12 @@ def pure(label: Int[Tensor, " n"], names: Int[Tensor, "draw n"]) -> Float[Tensor
     counts = torch.zeros(len(names), clusters * kinds, dtype=torch.float64)
     counts.scatter_add_(1, cluster * kinds + names, torch.ones(names.shape, dtype=torch.float64))
     return counts.unflatten(1, (clusters, kinds)).amax(-1).sum(-1) / len(label)
+
+
+def anywhere(table: Float[Tensor, "p by draws"]) -> Float[Tensor, " by"]:
+    """p of the largest excess over all points: what is picked as a maximum is compared with maxima."""
+    excess = (table - table.mean(-1, keepdim=True)).amax(0)
+    return (excess >= excess[:, :1] - 1e-12).double().mean(-1)
 
 
 def _of_this_text(trace: Trace, clusters: "xarray.Dataset") -> "xarray.Dataset":
@@ -111,33 +133,55 @@ def _of_this_text(trace: Trace, clusters: "xarray.Dataset") -> "xarray.Dataset":
     return clusters
 
 
-def _named(trace: Trace, kept: list[int], names: Mapping[str, Sequence[object]] | None) -> dict[str, Int[Tensor, " n"]]:
-    for heading, given in (names or {}).items():
-        if len(given) != len(trace):
+def _words(trace: Trace, ids: Sequence[int]) -> list[str]:
+    text_of = {int(one): word for one, word in zip(trace.ids, trace.tokens, strict=True)}
+    return [text_of[one] for one in ids]
+
+
+def _named(trace: Trace, ids: list[int], labels: Labels) -> dict[str, Int[Tensor, " t"]]:
+    told = {heading: make(trace, ids) for heading, make in NAMES.items()}
+    for heading, given in labels.items():
+        told[heading] = [_name(word, given) for word in _words(trace, ids)]
+        if sum(name is not None for name in told[heading]) < 2:
             raise RheoscopeError(
-                f"{heading!r} names {len(given)} tokens, the text has {len(trace)}; type one name per token"
+                f"{heading!r} names fewer than 2 tokens of this text ({len(given)} words given); type words that are "
+                f"tokens of it, such as {', '.join(repr(word.strip()) for word in _words(trace, ids)[:3])}"
             )
-    told = {heading: make(trace, kept) for heading, make in NAMES.items()}
-    told |= {heading: [given[i] for i in kept] for heading, given in (names or {}).items()}
     return {heading: _numbers(given) for heading, given in told.items()}
 
 
-def _numbers(given: Sequence[object]) -> Int[Tensor, " n"]:
-    seen = {name: at for at, name in enumerate(dict.fromkeys(given))}
-    return torch.tensor([seen[name] for name in given])
+def _name(word: str, given: Mapping[str, object]) -> object:
+    """The name of a word as it is, without space, or in small letters; None where it has none."""
+    return next((given[one] for one in (word, word.strip(), word.strip().casefold()) if one in given), None)
+
+
+def _numbers(given: Sequence[object]) -> Int[Tensor, " t"]:
+    seen = {name: at for at, name in enumerate(dict.fromkeys(name for name in given if name is not None))}
+    return torch.tensor([NAMELESS if name is None else seen[name] for name in given])
 
 
 PURITY = Analysis(
     name="purity",
-    question="What are clusters made of: one token, one stem, one frequency, one part of the text?",
+    question="What are clusters made of: forms of one word, one frequency, what a person gave one name?",
     ask=purity,
     needs="trace",
     fields={
         "purity": Field(
-            ("point", "by"), "share of tokens whose name is the commonest one in their cluster", null="purity_null"
+            ("point", "by"),
+            "share of token types whose name is the commonest one in their cluster",
+            null="purity_null",
+            null_sd="purity_null_sd",
         ),
-        "purity_null": Field(("point", "by"), "mean of the same with the names permuted among the tokens"),
-        "purity_z": Field(("point", "by"), "purity less its null, over the null's standard deviation"),
+        "purity_null": Field(("point", "by"), "mean of the same with the names permuted among the types"),
+        "purity_null_sd": Field(("point", "by"), "standard deviation of that over the permutations"),
+        "purity_z": Field(
+            ("point", "by"), "purity less its null, over the null's standard deviation; none without spread"
+        ),
         "p_value": Field(("point", "by"), "share of permutations at least as pure, the measured one counted with them"),
+        "p_value_anywhere": Field(
+            ("by",),
+            "share of permutations whose largest purity above its mean, over all points after the embedding, is at least as large",
+        ),
+        "named": Field(("by",), "number of token types that have a name"),
     },
 )

@@ -8,8 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_at_once
+from rheoscope.flow.next_token import sees_next
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.chance import successors
 from rheoscope.space.components import checked, components
 from rheoscope.space.prediction import predictions
 from rheoscope.space.step import Step
@@ -24,10 +26,13 @@ BEFORE = 7
 
 
 @torch.no_grad()
-def readout(trace: Trace, token: int = -1, target: int | None = None, top: int = 5) -> "xarray.Dataset":
+def readout(
+    trace: Trace, token: int = -1, target: int | None = None, top: int = 5, draws: int = 200, seed: int = 0
+) -> "xarray.Dataset":
     """The logit lens: what each step of a token predicts.
 
-    **Answers** "where in the network does the prediction form, and what did it look like before?"
+    **Answers** "where in the network does the prediction form, and what did it look like before? Does the model predict this
+    text at all?"
 
     **Formula** p_step = softmax(final_norm(x_step) W_U + b), with the model's own final norm and logit cap, in float32.
     The target is the token that the last step finds likeliest, or `target` (a token id).
@@ -35,10 +40,15 @@ def readout(trace: Trace, token: int = -1, target: int | None = None, top: int =
     Direct logit attribution: logit − mean = Σ_c (c C) D_g (W_U[target] − mean W_U) · scale, over all components c of the
     last point (`rheoscope.space.components`), the scale of the final norm as the model has it, biases as components.
 
+    Earlier places say how well the text is predicted: log p of the token that really comes next, beside the same places with
+    what lies between the first and this token in another order, so that every place is asked for another token of the text.
+
     **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
     `top_tokens` (ids), `top_probabilities`; (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …;
-    `logit`, its sum; (elsewhere): `log_probability_elsewhere`, at most 64 earlier tokens; (end, token): `likeliest` (ids) and
-    `likeliest_probability` of the token and at most 7 before it, at the end of every layer.
+    `logit`, its sum; (elsewhere), at most 64 earlier tokens: `log_probability_next` with its null, and `largest_elsewhere`, the log
+    probability of what each finds likeliest, which the target's own can be compared with; (draw): `log_probability_next_drawn`,
+    the mean over these places in each draw; (end, token): `likeliest` (ids) and `likeliest_probability` of the token and at
+    most 7 before it, at the end of every layer. A model that reads what comes next (an encoder) has no `log_probability_next`.
 
     **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
     logit; all unchanged by a turn of the axes of E that the model follows.
@@ -62,7 +72,7 @@ def readout(trace: Trace, token: int = -1, target: int | None = None, top: int =
     values = kernel(laws, target, top) | likeliest(trace, ends, there)
     values["attribution"] = torch.stack(list(written.values()))
     values["logit"] = values["attribution"].sum()
-    values["log_probability_elsewhere"] = predictions(trace.view, trace.points[-1, others])[:, target]
+    values |= of_earlier(trace, token, others, draws, seed)
     coords: dict[str, Any] = {
         "point": [str(step) for step in trace.steps],
         "component": list(written),
@@ -71,7 +81,8 @@ def readout(trace: Trace, token: int = -1, target: int | None = None, top: int =
         "word": ("token", [trace.tokens[at] for at in there]),
         "end": [str(trace.steps[at]) for at in ends],
     }
-    return READOUT.answer(values, coords, {"space": "normed", "token": token, "target": target} | trace.provenance)
+    settings = {"space": "normed", "token": token, "target": target, "draws": draws, "seed": seed}
+    return READOUT.answer(values, coords, settings | trace.provenance)
 
 
 def kernel(laws: Float[Tensor, "p vocabulary"], target: int, top: int) -> dict[str, Tensor]:
@@ -117,6 +128,25 @@ def elsewhere(token: int, most: int = 64) -> list[int]:
     return list(range(token)) if token <= most else [token * at // most for at in range(most)]
 
 
+def of_earlier(trace: Trace, token: int, others: list[int], draws: int, seed: int) -> dict[str, Tensor]:
+    """What earlier places find likeliest, and how likely they find what comes next, beside the text in other orders."""
+    laws, here = predictions(trace.view, trace.points[-1, others]), torch.tensor(others, dtype=torch.long)
+    values = {"largest_elsewhere": laws.amax(-1)}
+    if sees_next(trace.view):
+        return values
+    after = torch.cat([here[None] + 1, successors(token + 1, draws, seed)[:, here]])
+    words = trace.ids.cpu()[after].to(laws.device)
+    told = laws[torch.arange(len(others), device=laws.device), words]
+    values["log_probability_next"], null = told[0], told[1:]
+    if not draws:
+        return values
+    return values | {
+        "log_probability_next_null": null.mean(0),
+        "log_probability_next_null_sd": null.std(0) if draws > 1 and others else torch.full_like(null[0], torch.nan),
+        "log_probability_next_drawn": null.mean(-1),
+    }
+
+
 def attribution(trace: Trace, token: int, target: int) -> dict[str, Float[Tensor, ""]]:
     """The target's logit, less the mean of all logits and before a cap, as a sum over all that wrote it."""
     view = trace.view
@@ -148,11 +178,23 @@ READOUT = Analysis(
         ),
         "top_tokens": Field(("point", "k"), "ids of the likeliest tokens at this step"),
         "top_probabilities": Field(("point", "k"), "probabilities of the likeliest tokens at this step, falling"),
-        "log_probability_elsewhere": Field(
+        "largest_elsewhere": Field(
+            ("elsewhere",), "log probability of what an earlier place finds likeliest, at its last step", unit="nats"
+        ),
+        "log_probability_next": Field(
             ("elsewhere",),
-            "log probability of the target at the last step of earlier tokens: is it this place's own?",
+            "log probability, at the last step of an earlier place, of the token that really comes next",
+            unit="nats",
+            null="log_probability_next_null",
+            null_sd="log_probability_next_null_sd",
+        ),
+        "log_probability_next_null": Field(
+            ("elsewhere",),
+            "the same of other tokens of the text: all between the first and this one in another order, mean over draws",
             unit="nats",
         ),
+        "log_probability_next_null_sd": Field(("elsewhere",), "standard deviation of that over the draws", unit="nats"),
+        "log_probability_next_drawn": Field(("draw",), "its mean over the places in each draw", unit="nats"),
         "likeliest": Field(
             ("end", "token"),
             "id of the token that each of the last places finds likeliest to come next, after the embedding and after every layer",

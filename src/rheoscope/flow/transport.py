@@ -1,4 +1,4 @@
-"""Is keeping every token's identity the cheapest way to move the cloud? Exact optimal transport from layer to layer."""
+"""Must tokens stay themselves, and where do they go? Exact optimal transport of the cloud from layer to layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds
+from rheoscope.flow.cloud import Clouds, clouds
+from rheoscope.flow.next_token import is_tied, next_type_share, sees_next, toward_next, toward_own
 from rheoscope.flow.sinkhorn import divergence
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import permutations
+from rheoscope.space.pairs import distances, inner_products
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 EXACT = 2048
 """Tokens up to which the assignment is solved; a cost matrix of float64 has 32 MiB there."""
+FEW = 4
+"""Draws of pairs of clouds other than the first and the last, whose nulls decide nothing, and of all where assignments are dear."""
 Cloud = Float[Tensor, "n d"]
 
 
@@ -32,23 +36,31 @@ def transport(
     space: str = "raw",
     grain: str = "layer",
     strides: Sequence[int] | None = None,
-    draws: int = 4,
+    draws: int = 100,
     seed: int = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """The cloud as a measure that is transported: from every layer to the next, and over strides of 2, 4, … layers.
 
-    **Answers** "do tokens keep their identity because that is the cheapest way to get the next cloud, or could they swap?"
+    **Answers** "do tokens keep their identity because that is the cheapest way to get the next cloud, or could they swap? And
+    where do they go: to what comes next?"
 
     **Formula** W₂² = min_σ mean ‖y_σ(i) − x_i‖²; κ = (W_rand² − W_id²)/(W_rand² − W₂²). Null: y_i = x_i + Δ_π(i), the same
-    displacements given to other tokens.
+    displacements given to other tokens. Identity share: of the tokens, those that σ leaves in place, for clouds seen from their
+    means as directions; tokens that start at one point are one type, and any of them is the place.
 
     **Gives** (step): `identity_cost`, `w2_squared`, `random_cost`, `kappa`, `identity_share`, both nulls, `efficiency`; the
     same over strides as `…_strided` (stride, step), NaN past the end; `coupling` (step, token); `geodesic_straightness`.
+    Where they go (point): `toward_own`, `toward_next` with its null; from the embedding to the last layer: `partner` (token)
+    and `next_type_share` with its null; (draw): `…_drawn`, what each draw gave for this whole way. A model that
+    reads what comes next (an encoder) has no `toward_next` and no `next_type_share`: `attrs["next"]` says so, and else which
+    words stand for the next token.
+
+    **Takes** `draws` for the whole way; pairs of clouds between have 4 at most, and so has everything beyond 2048 tokens.
 
     **Laws** κ ≤ 1; W₂² ≤ identity cost; W₂ obeys the triangle inequality, so straightness lies in [0, 1]; unchanged by a turn
-    and a shift of E.
+    and a shift of E; displacements that have nothing to do with places lie within both nulls.
 
     **Source** exact assignment by Jonker and Volgenant up to 2048 tokens; beyond, the Sinkhorn divergence stands for W₂² and
     the likeliest partner for the coupling, `attrs["method"]` says so and `attrs["error"]` how far κ's denominator is from exact on
@@ -61,15 +73,43 @@ def transport(
     """
     seen = clouds(trace, space, grain, keep_massive, least=2)
     points, last = seen.points.double(), len(seen) - 1
+    draws = draws if points.shape[1] <= EXACT else min(draws, FEW)
     strides = powers(last) if strides is None else _checked(strides, last)
-    attributes = {"draws": draws, "seed": seed} | method(points, seed) | seen.attributes
+    attributes = {"draws": draws, "seed": seed, "next": next_words(trace)} | method(points, seed) | seen.attributes
     coords = {
+        "point": list(seen.steps),
         "step": list(seen.steps[1:]),
         "token": seen.tokens,
         "word": ("token", seen.words),
         "stride": list(strides),
     }
-    return TRANSPORT.answer(kernel(points, strides, draws, seed, progress), coords, attributes)
+    values = kernel(points, strides, draws, seed, progress)
+    values |= destinations(seen, values["partner"], draws, seed)
+    there = values if draws else {name: x for name, x in values.items() if "_null" not in name and "_drawn" not in name}
+    return TRANSPORT.answer(there, coords, attributes)
+
+
+def next_words(trace: Trace) -> str:
+    """Which words stand for the next token."""
+    if sees_next(trace.view):
+        return "none: tokens of this model read what comes next"
+    return "embedding" if is_tied(trace.view) else "unembedding, with the gain of the final norm"
+
+
+def destinations(seen: Clouds, partner: Int[Tensor, " n"], draws: int, seed: int) -> dict[str, Tensor]:
+    """How near the stream is to the own and the next token's word, and whose next token partners have."""
+    view, ids, points = seen.trace.view, seen.trace.ids, replace(seen, space="raw").points.double()
+    values = {"toward_own": toward_own(points, view, ids, seen.tokens)}
+    if sees_next(view) or len(ids) < 2:
+        return values
+    near, drawn = toward_next(points, view, ids, seen.tokens, draws, seed)
+    share, shares = next_type_share(partner, ids, seen.tokens, draws, seed)
+    values |= {"toward_next": near, "toward_next_drawn": drawn[-1]}
+    values |= {"next_type_share": share, "next_type_share_drawn": shares}
+    for name, null in (("toward_next", drawn), ("next_type_share", shares)):
+        spread = null.std(-1) if draws > 1 else torch.full_like(null.mean(-1), torch.nan)
+        values |= {f"{name}_null": null.mean(-1), f"{name}_null_sd": spread}
+    return values
 
 
 def kernel(
@@ -81,29 +121,31 @@ def kernel(
 ) -> dict[str, Tensor]:
     """Every pair of clouds that lie a stride apart; an assignment is solved on the CPU, one pair after the other."""
     last, moves = len(points) - 1, {}
-    pairs = [(stride, at) for stride in strides for at in range(last - stride + 1)]
+    pairs = [(stride, at) for stride in {*strides, last} for at in range(last - stride + 1)]
     for done, (stride, at) in enumerate(pairs):
-        moves[stride, at] = moved(points[at], points[at + stride], draws, seed)
+        number = draws if stride == last else min(draws, FEW)
+        moves[stride, at] = moved(points[at], points[at + stride], number, seed)
         if progress is not None:
             progress(done + 1, len(pairs))
-    found = _values(points, moves, list(strides))
-    return found if draws else {name: x for name, x in found.items() if "_null" not in name}
+    return _values(points, moves, list(strides))
 
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """What it takes to bring one cloud to another."""
+    """What it takes to bring one cloud to another: numbers, the coupling of points and of directions, what draws gave."""
 
     figures: dict[str, float]
     coupling: Int[Tensor, " n"]
+    partner: Int[Tensor, " n"]
+    drawn: dict[str, list[float]]
 
 
 def moved(x: Cloud, y: Cloud, draws: int, seed: int) -> Moved:
     """All numbers of one pair of clouds, with their nulls."""
-    orders = permutations(len(x), draws, seed)
     identity, random, best, coupling = costs(x, y)
-    kappas = [_kappa(x, x + (y - x)[order]) for order in orders]
-    shares = [in_place(x, y, order) for order in orders]
+    same, partner = equal_points(x), directed(x, y)
+    orders = permutations(len(x), draws, seed)
+    kappas, shares = (by_tables if len(x) <= EXACT else by_clouds)(x, y, orders, same)
     figures = {
         "identity_cost": identity,
         "w2_squared": best,
@@ -111,12 +153,41 @@ def moved(x: Cloud, y: Cloud, draws: int, seed: int) -> Moved:
         "kappa": kappa(identity, random, best),
         "kappa_null": _mean(kappas),
         "kappa_null_sd": _spread(kappas),
-        "identity_share": in_place(x, y),
+        "identity_share": in_place(partner, same),
         "identity_share_null": _mean(shares),
         "identity_share_null_sd": _spread(shares),
         "efficiency": best / identity if identity > 0 else 1.0,
     }
-    return Moved(figures, coupling)
+    return Moved(figures, coupling, partner, {"kappa": kappas, "identity_share": shares})
+
+
+def by_clouds(
+    x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"], same: Bool[Tensor, "n n"]
+) -> tuple[list[float], list[float]]:
+    """κ and identity share of the displacements in other orders, cloud by cloud."""
+    permuted = [x + (y - x)[order] for order in orders]
+    return [kappa(*costs(x, z)[:3]) for z in permuted], [in_place(directed(x, z), same) for z in permuted]
+
+
+def by_tables(
+    x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"], same: Bool[Tensor, "n n"]
+) -> tuple[list[float], list[float]]:
+    """The same from ⟨x_i, x_j⟩ and ⟨x_i, Δ_j⟩ alone: what a permutation can change of any cost is −2⟨x_i, z_j⟩, z = x + Δ_π."""
+    shift = float((y.mean(0) - x.mean(0)).square().sum())
+    y, x = y - y.mean(0), x - x.mean(0)
+    by, rows = y - x, torch.arange(len(x))
+    points, steps, long = (x @ x.mT).cpu(), (x @ by.mT).cpu(), by.square().sum(-1).cpu()
+    here = points.diagonal()
+    kappas, shares = [], []
+    for order in orders:
+        table = points + steps[:, order]
+        there = (here + 2 * steps[rows, order] + long[order]).clamp(min=0)
+        stay, random = float(table.diagonal().mean()), float((here + there).mean()) + shift
+        most = max(float(table[rows, assignment(-table)].mean()), stay)
+        kappas.append(kappa(random - 2 * stay, random, random - 2 * most))
+        unit = table / (here[:, None] * there).sqrt().clamp(min=1e-60)
+        shares.append(float(same[rows, assignment(1 - unit)].double().mean()))
+    return kappas, shares
 
 
 def costs(x: Cloud, y: Cloud) -> tuple[float, float, float, Int[Tensor, " n"]]:
@@ -161,8 +232,8 @@ def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
 
     table = np.ascontiguousarray(cost.cpu().numpy())
     columns = lap.lapjvr(table, return_cost=False, precision="float64")[1]
-    stay = float(np.trace(table))
-    if stay <= float(table[np.arange(len(table)), columns].sum()) * (1 + 1e-12):
+    stay, best = float(np.trace(table)), float(table[np.arange(len(table)), columns].sum())
+    if stay - best <= 1e-12 * abs(best):
         columns = np.arange(len(table))
     return torch.as_tensor(np.asarray(columns, dtype=np.int64))
 
@@ -172,18 +243,20 @@ def kappa(identity: float, random: float, best: float) -> float:
     return (random - identity) / (random - best) if random - best > 1e-12 * random else 1.0
 
 
-def _kappa(x: Cloud, y: Cloud) -> float:
-    return kappa(*costs(x, y)[:3])
+def directed(x: Cloud, y: Cloud) -> Int[Tensor, " n"]:
+    """The optimal coupling of directions, each cloud seen from its mean."""
+    return least(_directions(x), _directions(y))[1].cpu()
 
 
-def in_place(x: Cloud, y: Cloud, order: Int[Tensor, " n"] | None = None) -> float:
-    """The share of tokens that the optimal coupling of directions, seen from the clouds' means, leaves in place.
+def equal_points(x: Cloud) -> Bool[Tensor, "n n"]:
+    """Which tokens stand at one point, but for the rounding of float32: they are one type."""
+    apart = distances(inner_products(x))
+    return (apart <= 1e-6 * x.norm(dim=-1).amax()).cpu()
 
-    With an order, its null: what each direction becomes is given to another token.
-    """
-    x, y = _directions(x), _directions(y)
-    coupling = least(x, y if order is None else x + (y - x)[order])[1]
-    return float((coupling.cpu() == torch.arange(len(x))).double().mean())
+
+def in_place(partner: Int[Tensor, " n"], same: Bool[Tensor, "n n"]) -> float:
+    """The share of tokens that a coupling sends to a token of their own type."""
+    return float(same[torch.arange(len(partner)), partner].double().mean())
 
 
 def powers(layers: int) -> list[int]:
@@ -207,11 +280,13 @@ def _values(
     values: dict[str, Tensor] = {}
     for name in OF_PAIR:
         table = torch.full((len(strides), last), float("nan"), dtype=torch.float64)
-        for (stride, at), one in moves.items():
+        for (stride, at), one in ((pair, one) for pair, one in moves.items() if pair[0] in strides):
             table[strides.index(stride), at + stride - 1] = one.figures[name]
         values |= {f"{name}_strided": table, name: table[0]}
     values["coupling"] = torch.stack([moves[1, at].coupling for at in range(last)])
-    whole = moves[last, 0] if (last, 0) in moves else moved(points[0], points[-1], 0, 0)
+    whole = moves[last, 0]
+    values["partner"] = whole.partner
+    values |= {f"{name}_drawn": torch.tensor(drawn, dtype=torch.float64) for name, drawn in whole.drawn.items()}
     way = sum(moves[1, at].figures["w2_squared"] ** 0.5 for at in range(last))
     straight = whole.figures["w2_squared"] ** 0.5 / way if way > 0 else 1.0
     values["geodesic_straightness"] = torch.tensor(straight, dtype=torch.float64)
@@ -250,12 +325,13 @@ OF_PAIR: dict[str, Field] = {
     "kappa_null_sd": Field(("step",), "standard deviation of κ over the draws of its null"),
     "identity_share": Field(
         ("step",),
-        "share of tokens that the optimal coupling leaves in place, on the centred sphere",
+        "share of tokens that the optimal coupling leaves in place, on the centred sphere; equal points are one type",
         null="identity_share_null",
         null_sd="identity_share_null_sd",
     ),
     "identity_share_null": Field(
-        ("step",), "the same with the displacements of the directions permuted among the tokens, mean over draws"
+        ("step",),
+        "the same with the displacements permuted among the tokens before directions are taken, mean over draws",
     ),
     "identity_share_null_sd": Field(("step",), "standard deviation of the identity share over the draws of its null"),
     "efficiency": Field(("step",), "W₂²/identity cost: 1 almost everywhere, so it says little"),
@@ -269,12 +345,44 @@ def _strided(field: Field) -> Field:
     return replace(field, dims=("stride", "step"), definition=definition, null=null, null_sd=spread)
 
 
+OF_WHOLE_WAY: dict[str, Field] = {
+    "partner": Field(("token",), "the token whose last place a token's embedding is coupled to, on the centred sphere"),
+    "kappa_drawn": Field(("draw",), "κ from the embedding to the last layer, in each draw of its null"),
+    "identity_share_drawn": Field(("draw",), "identity share from the embedding to the last layer, in each draw"),
+    "next_type_share": Field(
+        (),
+        "share of tokens whose partner's next token is of their type, from the embedding to the last layer",
+        null="next_type_share_null",
+        null_sd="next_type_share_null_sd",
+    ),
+    "next_type_share_null": Field((), "the same with the partners permuted, mean over draws"),
+    "next_type_share_null_sd": Field((), "standard deviation of that over the draws"),
+    "next_type_share_drawn": Field(("draw",), "the same in each draw"),
+    "toward_own": Field(
+        ("point",), "mean cosine of a token with its own row of the embedding, both seen from the mean of the text"
+    ),
+    "toward_next": Field(
+        ("point",),
+        "mean cosine of a token with the word of the token after it (attrs: next), both seen from the mean of the text",
+        null="toward_next_null",
+        null_sd="toward_next_null_sd",
+    ),
+    "toward_next_null": Field(
+        ("point",), "the same with what lies between the first and the last token in another order, mean over draws"
+    ),
+    "toward_next_null_sd": Field(("point",), "standard deviation of that over the draws"),
+    "toward_next_drawn": Field(("draw",), "the same at the last point in each draw"),
+}
+"""Where tokens go: from the embedding to the last layer, and step by step."""
+
+
 TRANSPORT = Analysis(
     name="transport",
-    question="Is keeping every token's identity the cheapest way to move the cloud?",
+    question="Must tokens stay themselves, and do they go to what comes next?",
     ask=transport,
     needs="trace",
     fields=OF_PAIR
+    | OF_WHOLE_WAY
     | {f"{name}_strided": _strided(field) for name, field in OF_PAIR.items()}
     | {
         "coupling": Field(("step", "token"), "the token whose new place this token would take in the optimal coupling"),

@@ -14,7 +14,7 @@ from rheoscope.report.jobs import job_of
 from rheoscope.report.options import Csv, Device, Dtype, Explain, File, Html, Json, ModelName, Text
 from rheoscope.report.progress import opened
 from rheoscope.report.texts import text_of
-from rheoscope.report.typed import heads_of, numbers_of, token_of
+from rheoscope.report.typed import heads_of, labels_of, numbers_of, token_of
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.model import Model
 
@@ -39,6 +39,8 @@ def option_of(name: str, hint: Any) -> Option | None:
     optional, plain = _without_none(hint)
     if name == "heads":
         return Option(str | None, lambda _, typed, model: heads_of(typed, model.view))
+    if name == "labels":
+        return Option(str | None, lambda _, typed, model: None if typed is None else labels_of(typed))
     if plain in (int, float, str, bool):
         return Option(plain | None if optional else plain, lambda _, typed, model: typed)
     if plain == str | int:

@@ -1,9 +1,11 @@
-"""What people type behind an option, as the values that analyses take: heads, lists of numbers, tokens."""
+"""What people type behind an option, as the values that analyses take: heads, lists of numbers, tokens, files of names."""
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from rheoscope.report.texts import read
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
 
@@ -52,3 +54,15 @@ def token_of(typed: str) -> str | int:
     (262, ' on')
     """
     return int(typed[1:]) if re.fullmatch(r"#\d+", typed) else typed
+
+
+def labels_of(typed: str) -> dict[str, dict[str, str]]:
+    """Names of words from a file: a word, a tab and its name on every line; the heading is the name of the file."""
+    file, names = Path(typed), {}
+    for number, line in enumerate(read(file).splitlines(), 1):
+        word, tab, name = line.partition("\t")
+        if line.strip() and not (tab and word.strip() and name.strip()):
+            raise RheoscopeError(f"{file}, line {number}: expected a word, a tab and its name, got {line!r}")
+        if line.strip():
+            names[word.strip()] = name.strip()
+    return {file.stem: names}

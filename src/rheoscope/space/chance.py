@@ -1,6 +1,7 @@
 """Chance in one place: what is drawn for nulls and intervals, and how far from chance a number lies.
 
-permutations, rotations       what nulls are made of, from a seed
+permutations, successors,     what nulls are made of, from a seed
+rotations
 z_scores                      how far from the null
 p_values, student_p, pooled_p how often chance goes as far
 q_values                      how sure after many tests (Benjamini and Hochberg)
@@ -32,6 +33,21 @@ def permutations(n: int, draws: int, seed: int) -> Int[Tensor, "draw n"]:
     return torch.stack(orders) if orders else torch.empty(0, n, dtype=torch.long)
 
 
+def successors(n: int, draws: int, seed: int) -> Int[Tensor, "draw m"]:
+    """Which place comes after each but the last of n when all between the first and the last stand in another order.
+
+    As in the text itself nothing comes after itself, and what begins and what ends it stay: with `permutations` a place would
+    now and then be followed by itself, which no text does.
+
+    >>> successors(4, 1, seed=0).tolist() in ([[1, 2, 3]], [[2, 3, 1]])
+    True
+    """
+    inner = permutations(max(n - 2, 0), draws, seed) + 1
+    first, last = torch.zeros(draws, 1, dtype=torch.long), torch.full((draws, 1), n - 1)
+    path = torch.cat([first, inner, last], 1)[:, : max(n, 1)]
+    return torch.empty(draws, max(n - 1, 0), dtype=torch.long).scatter_(1, path[:, :-1], path[:, 1:])
+
+
 def rotations(
     count: int, width: int, generator: Generator, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "count d d"]:
@@ -50,12 +66,12 @@ def rotations(
 
 
 def z_scores(own: Float[Tensor, "*h"], mean: Float[Tensor, "*h"], sd: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
-    """(own − mean) / sd; 0 where the null has no spread, NaN where there is no null.
+    """(own − mean) / sd; NaN where the null has no spread, as where there is none: it cannot say how far is far.
 
     >>> z_scores(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0])).tolist()
-    [1.0, 0.0]
+    [1.0, nan]
     """
-    return torch.where(sd > 0, (own - mean) / torch.where(sd > 0, sd, 1), torch.where(sd == 0, 0, sd))
+    return torch.where(sd > 0, (own - mean) / torch.where(sd > 0, sd, 1), torch.nan)
 
 
 def p_values(own: Float[Tensor, "*h"], drawn: Float[Tensor, "draw *h"]) -> Float[Tensor, "*h"]:

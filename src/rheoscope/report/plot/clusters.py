@@ -15,7 +15,8 @@ MOST = 20
 """Clusters that one flow map can tell apart; the tokens of smaller ones are drawn with those alone."""
 CAPTION = (
     "The null of every number is the same cloud with each coordinate shuffled among the tokens: below it, tokens share "
-    "directions. Clusters are what links of less than the angle hold together. In the flow map the height of a band is a number "
+    "directions. Clusters are what links of less than the angle hold together; those of types have one point for each different "
+    "token and stand beside the embedding's, since equal tokens start at equal points. In the flow map the height of a band is a number "
     f"of tokens, a colour stays with a cluster as long as most of its tokens do; grey are tokens alone, and beyond the {MOST} "
     "largest clusters."
 )
@@ -31,7 +32,8 @@ CURVE = (1 - np.cos(np.linspace(0, np.pi, 9))) / 2
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """Every number with its null, then the flow map of the clusters."""
-    return Picture("Do tokens gather?", CAPTION, (*(beside(dataset, title) for title in PANELS), flow(dataset)))
+    panels = (*(beside(dataset, title) for title in PANELS), of_types(dataset), flow(dataset))
+    return Picture("Do tokens gather?", CAPTION, panels)
 
 
 def beside(dataset: "xarray.Dataset", title: str) -> Panel:
@@ -52,6 +54,20 @@ def beside(dataset: "xarray.Dataset", title: str) -> Panel:
         Axis("", names),
         Axis(low=0.0),
     )
+
+
+def of_types(dataset: "xarray.Dataset") -> Panel:
+    """Clusters of types over depth, beside those of the embedding and the number of types."""
+    names, count = tuple(places(dataset.point.values)), dataset.type_cluster_count.values.astype(float)
+    at, types = range(len(names)), int(dataset.type_count)
+    lines = (
+        Line("types", at, [float(types)] * len(names), "fourth", "dashed"),
+        Line("in the embedding", at, [count[0]] * len(names), "null", "dashed"),
+        Line("clusters of types", at, count, "second"),
+    )
+    about = f"{dataset.type_cluster_count.attrs['definition']}; {types} types. In the end the flow {dataset.type_flow.values[-1]}"
+    about += f" ({dataset.type_flow.attrs['definition']})."
+    return Panel("Clusters of types", about, lines, Axis("", names), Axis(low=0.0))
 
 
 def flow(dataset: "xarray.Dataset") -> Panel:

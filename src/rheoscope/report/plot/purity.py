@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     import xarray
 
 CAPTION = (
-    "Whether the tokens of a cluster are the same token, share a stem, are equally frequent, or stand in the same quarter of "
-    "the text. Purity grows with the number of clusters, so each line is its distance from the same names permuted among the "
-    "tokens, in standard deviations: beyond 2 it is hardly chance."
+    "Whether the token types of a cluster are forms of one word, are equally frequent in the text, or share what a person named "
+    "them; each type is one point, the mean of its occurrences. Purity grows with the number of clusters, so each line is its "
+    "distance from the same names permuted among the types, in standard deviations; there is none where every permutation is "
+    "as pure. One pair of types can be many standard deviations where few share a cluster: the p-values say how rare it is."
 )
 
 
@@ -25,6 +26,11 @@ def picture(dataset: "xarray.Dataset") -> Picture:
     if "purity_z" not in dataset:
         return Picture("What clusters are made of", CAPTION, (shares,))
     z = [Line(str(by), at, dataset.purity_z.sel(by=by).values, colour) for colour, by in kinds]
-    chance = Line("2, hardly chance", at, [2.0] * len(points), "null", "dashed")
-    beyond = Panel("Distance from the null (z)", dataset.purity_z.attrs["definition"], (chance, *z), Axis("", points))
+    about = f"{dataset.purity_z.attrs['definition']}. By chance somewhere as pure: {_chances(dataset)}."
+    beyond = Panel("Distance from the null (z)", about, tuple(z), Axis("", points))
     return Picture("What clusters are made of", CAPTION, (beyond, shares))
+
+
+def _chances(dataset: "xarray.Dataset") -> str:
+    """The p-value of every kind of name over all points."""
+    return ", ".join(f"{by} p = {float(dataset.p_value_anywhere.sel(by=by)):.3f}" for by in dataset.by.values)

@@ -1,4 +1,4 @@
-"""Must tokens stay themselves? κ and the identity share beside their nulls, what moving costs, and who would swap."""
+"""Must tokens stay themselves, and where do they go? κ and the identity share beside their nulls, what moving costs, who would swap."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 CAPTION = (
     "From cloud to cloud, the optimal coupling finds the cheapest way to get the same set of places, whoever goes there. κ is "
     "1 where every token keeping its identity is that way, and 0 where it is no better than pairing at random. Its null "
-    "permutes the same displacements among the tokens: only a gap between the two lines says something about who moves where."
+    "permutes the same displacements among the tokens: only a gap between the two lines says something about who moves where. "
+    "Where they go: from their own words to those of the tokens that come next, as far as the model predicts them."
 )
 MOST = 22
 """Swapping tokens that one chart can name."""
@@ -24,6 +25,7 @@ def picture(dataset: "xarray.Dataset") -> Picture:
     panels = (
         strided(dataset, "kappa", "κ over strides", "κ"),
         strided(dataset, "identity_share", "Tokens that stay in place", "identity share"),
+        destination(dataset),
         stepwise(dataset),
         costs(dataset),
         swaps(dataset),
@@ -42,6 +44,21 @@ def strided(dataset: "xarray.Dataset", name: str, title: str, series: str) -> Pa
         lines.insert(0, Line("null", at, null, "null", "dashed"))
         about += f" Null: {dataset[f'{name}_null'].attrs['definition']}."
     return Panel(title, about, tuple(lines), Axis("layers apart", strides), Axis(high=1.03))
+
+
+def destination(dataset: "xarray.Dataset") -> Panel:
+    """Cosines with the own and the next token's word, point by point, and how many partners have the own type next."""
+    names = tuple(places(dataset.point.values))
+    lines = [Line("own word", range(len(names)), dataset.toward_own.values, "second")]
+    about = f"Own: {dataset.toward_own.attrs['definition']}."
+    if "toward_next" in dataset:
+        lines.append(Line("next word", range(len(names)), dataset.toward_next.values, "first"))
+        about += f" Next: {dataset.toward_next.attrs['definition']}: {dataset.attrs['next']}."
+        about += f" {float(dataset.next_type_share):.2f} is the {dataset.next_type_share.attrs['definition']}"
+    if "toward_next_null" in dataset:
+        lines.insert(0, Line("next, null", range(len(names)), dataset.toward_next_null.values, "null", "dashed"))
+        about += f"; with partners permuted {float(dataset.next_type_share_null):.2f}"
+    return Panel("Where tokens go", f"{about.removesuffix('.')}.", tuple(lines), Axis("", names), Axis("cosine"))
 
 
 def stepwise(dataset: "xarray.Dataset") -> Panel:
