@@ -44,6 +44,12 @@ Call = Callable[[Any], Any]
 """From a model to a Dataset."""
 BY_HEAD = {"distorted_pairs", "score_attribution"}
 """Analyses of one head: all four heads of a layer are asked, side by side."""
+TWO_SENSES = {
+    str(word): {"a": [[3, 4, word], [5, 6, 9, word]], "b": [[word + 1, 30, word], [21, 12 + word, word]]}
+    for word in (7, 9, 14, 17, 20)
+}
+"""Words in sentences of token ids, as many as an interval needs."""
+GROUPS = {str(word): [[word], [word + 1], [word + 15]] for word in (7, 9, 11, 13, 15)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "massive_tokens": {"times": 1.02},
     "agreement": {"draws": 0, "least": 4},
@@ -54,6 +60,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "head_types": {"window": 2},
     "density_clusters": {"least": 2},
     "purity": {"draws": 20},
+    "senses": {"words": TWO_SENSES, "draws": 20},
+    "relatedness": {"words": GROUPS, "carriers": [[3, 4], [19, 5, 6]], "draws": 20},
+    "relation_swap": {"draws": 0},
     "distorted_pairs": {"layer": 1},
     "score_attribution": {"layer": 1},
     "fixed_point": {"layers": [1], "iterations": 6},
@@ -141,8 +150,8 @@ def calls(settings: dict[str, dict[str, Any]] = SETTINGS) -> dict[str, Call]:
     return {name: call(name, settings) for name in TABLE} | BESIDES
 
 
-RUNNING = {"rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery", "decay", "faithfulness",
-           "reversed_map", "surgery of each head", "trace_under"}  # fmt: skip
+RUNNING = {"relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery", "decay",
+           "faithfulness", "reversed_map", "surgery of each head", "trace_under"}  # fmt: skip
 """Those that run the model many times, or backwards: tried on few models."""
 NO_ANSWER = {("readout", "bert")}
 """Nothing to read out without an unembedding."""

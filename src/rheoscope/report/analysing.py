@@ -11,12 +11,13 @@ import typer
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report import command
 from rheoscope.report.jobs import job_of
-from rheoscope.report.options import Csv, Device, Dtype, Explain, File, Html, Json, ModelName, Text
+from rheoscope.report.options import Csv, Device, Dtype, Explain, File, Html, Json, ModelName, Text, Untrained
 from rheoscope.report.progress import opened
 from rheoscope.report.texts import text_of
 from rheoscope.report.typed import heads_of, labels_of, numbers_of, token_of
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.model import Model
+from rheoscope.space.trace import Trace
 
 Read = Callable[[str, Any, Model], Any]
 """From the name of an option, what was typed and the model to the setting."""
@@ -35,6 +36,8 @@ def option_of(name: str, hint: Any) -> Option | None:
 
     >>> option_of("draws", int).typed, option_of("strides", list[int] | None).typed, option_of("control", dict)
     (<class 'int'>, str | None, None)
+    >>> option_of("words", dict | str | None).typed
+    str | None
     """
     optional, plain = _without_none(hint)
     if name == "heads":
@@ -45,6 +48,8 @@ def option_of(name: str, hint: Any) -> Option | None:
         return Option(plain | None if optional else plain, lambda _, typed, model: typed)
     if plain == str | int:
         return Option(str | None, lambda _, typed, model: None if typed is None else token_of(typed))
+    if str in get_args(plain):  # a text or the name of a file, beside what cannot be typed
+        return Option(str | None if optional else str, lambda _, typed, model: typed)
     number = _number_in(plain)
     if number is not None:
         return Option(
@@ -102,25 +107,41 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
 
     def run(**typed: Any) -> None:
         files = command.Files(typed["json"], typed["csv"], typed["html"])
-        said = None if asked.needs == "view" else text_of(typed["text"], typed["file"])
-        model = opened(typed["model"], typed["device"], typed["dtype"])
+        said = text_of(typed["text"], typed["file"]) if asked.reads_text else None
+        named = typed["model"], typed["device"], typed["dtype"]
+        model = opened(*named)
         settings = {name: option.read(name, typed[name], model) for name, option in options.items()}
+        if control is not None and typed["untrained"]:
+            settings["control"] = control(opened(*named, untrained=True), said)
         command.run(job_of(asked.name), model, said, settings, files, explain=typed["explain"])
 
-    parameters = {} if asked.needs == "view" else {"text": _parameter("text", Text, None)}
+    control = _control(asked)
+    parameters = {"text": _parameter("text", Text, None)} if asked.reads_text else {}
     for name, option in options.items():
         default = asked.settings[name].default
         shown = default if option.typed in (int, float, str, bool, int | None, float | None, str | None) else None
         if isinstance(shown, tuple | list):
             shown = ",".join(map(str, shown))
         parameters[name] = _parameter(name, Annotated[option.typed, typer.Option(f"--{name.replace('_', '-')}")], shown)
+    if control is not None:
+        parameters["untrained"] = _parameter("untrained", Untrained, False)
     for name, hint in COMMON.items():
-        if name not in parameters and (name != "file" or asked.needs != "view"):
+        if name not in parameters and (name != "file" or asked.reads_text):
             parameters[name] = _parameter(name, hint, False if name == "explain" else None)
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {name: one.annotation for name, one in parameters.items()}
     run.__doc__ = f"{asked.question}\n\nEvery field and its definition: --explain, or docs/analyses.md."
     return run
+
+
+def _control(asked: Analysis) -> Callable[[Model, str | None], Any] | None:
+    """From the untrained model and the text to the setting `control`, where there is one."""
+    kind = _without_none(asked.settings["control"].annotation)[1] if "control" in asked.settings else None
+    made: dict[Any, Callable[[Model, str | None], Any]] = {
+        Model: lambda model, said: model,
+        Trace: lambda model, said: model.trace(said or ""),
+    }
+    return made.get(kind)
 
 
 def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:

@@ -19,3 +19,4 @@ Csv = Annotated[Path | None, typer.Option(help="Write a table for every set of a
 Html = Annotated[Path | None, typer.Option(help="Write a page with every picture to this file.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]
+Untrained = Annotated[bool, typer.Option("--untrained", help="Beside it the same architecture at initial weights.")]

@@ -106,6 +106,11 @@ class Analysis:
         return tuple(name for name in inspect.signature(self.ask).parameters if name in SUBJECTS)
 
     @property
+    def reads_text(self) -> bool:
+        """Whether it is about a text; others are about weights, or bring their own sentences."""
+        return bool({"trace", "text", "texts"} & set(self.subjects))
+
+    @property
     def settings(self) -> dict[str, inspect.Parameter]:
         """What can be set, by name."""
         parameters = inspect.signature(self.ask).parameters
