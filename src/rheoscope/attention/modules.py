@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rheoscope.attention.cache import Cache
 from rheoscope.attention.definition import Masked
+from rheoscope.attention.function import functions
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.attention.zoo import ZOO
@@ -28,9 +29,9 @@ class Attention(nn.Module):
     """A mechanism whose tensors are trained.
 
     **Formula** that of the mechanism; every tensor inside it (a bilinear B, a map phi, a sink, a bias table, …) is a
-    parameter named by its path.
+    parameter named by its path, and a module that is its score or its value map is a part of this one.
 
-    **Shapes** forward(q, k, v) on (b, h, m, d), (b, g, n, d), (b, g, n, e) gives (b, h, m, e).
+    **Shapes** forward(q, k, v) on (b, h, m, d), (b, g, n, c), (b, g, n, e) gives (b, h, m, e).
 
     **Siblings** `Mechanism` is the same without parameters; `MultiHeadAttention` adds the projections.
 
@@ -46,6 +47,7 @@ class Attention(nn.Module):
         held = {path: nn.Parameter(x.clone()) for path, x in tensors(mechanism).items() if x.is_floating_point()}
         self.learned = nn.ParameterDict({path.replace(".", "_"): x for path, x in held.items()})
         self.paths = {path.replace(".", "_"): path for path in held}
+        self.functions = nn.ModuleList(f for f in functions(mechanism) if isinstance(f, nn.Module))
         self.mechanism = with_tensors(mechanism, held)
 
     def current(self) -> Mechanism:
