@@ -66,6 +66,7 @@ class MultiHeadAttention(nn.Module):
     """Attention over a stream of tokens: project to heads, attend by any mechanism, project back.
 
     **Formula** MultiHead(X) = concat_h( mechanism(X W_Q^h, X W_K^g, X W_V^g) ) W_O, with g = h // (heads / kv_heads).
+    Queries and keys have `head_width` (d_k), values `value_width` (d_v, as d_k where it is not given).
 
     **Shapes** x (b, t, width) gives (b, t, width); `context` (b, s, context_width) makes it cross attention; a `Cache`
     makes it incremental: the new tokens are the last ones.
@@ -87,15 +88,17 @@ class MultiHeadAttention(nn.Module):
         head_width: int | None = None,
         context_width: int | None = None,
         bias: bool = False,
+        value_width: int | None = None,
     ) -> None:
         super().__init__()
         kv_heads, head_width = kv_heads or heads, head_width or width // max(heads, 1)
         _check_heads(width, heads, kv_heads, head_width)
-        self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
+        value_width = value_width or head_width
+        self.heads, self.kv_heads, self.head_width, self.value_width = heads, kv_heads, head_width, value_width
         self.W_Q = nn.Linear(width, heads * head_width, bias=bias)
         self.W_K = nn.Linear(context_width or width, kv_heads * head_width, bias=bias)
-        self.W_V = nn.Linear(context_width or width, kv_heads * head_width, bias=bias)
-        self.W_O = nn.Linear(heads * head_width, width, bias=bias)
+        self.W_V = nn.Linear(context_width or width, kv_heads * value_width, bias=bias)
+        self.W_O = nn.Linear(heads * value_width, width, bias=bias)
         wants_dim = isinstance(mechanism, str) and mechanism in ZOO and ZOO[mechanism].needs_dim
         self.attention = Attention(mechanism, **({"dim": head_width} if wants_dim else {}))
 
@@ -103,13 +106,15 @@ class MultiHeadAttention(nn.Module):
         self, x: Stream, context: Tensor | None = None, mask: Masked = None, cache: Cache | None = None
     ) -> Stream:
         source = x if context is None else context
-        q, k, v = self._heads(self.W_Q(x)), self._heads(self.W_K(source)), self._heads(self.W_V(source))
+        q, k = (_apart(rows, self.head_width) for rows in (self.W_Q(x), self.W_K(source)))
+        v = _apart(self.W_V(source), self.value_width)
         if cache is not None:
             k, v = cache.extend(k, v)
         return self.W_O(self.attention(q, k, v, mask).transpose(1, 2).flatten(2))
 
-    def _heads(self, x: Stream) -> Float[Tensor, "b h t d"]:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+def _apart(rows: Stream, width: int) -> Float[Tensor, "b h t d"]:
+    return rows.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
 def _check_heads(width: int, heads: int, kv_heads: int, head_width: int) -> None:
