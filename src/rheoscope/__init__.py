@@ -9,6 +9,7 @@ save_report                           a text in a model as one self-contained pa
 mechanism, mechanisms, Mechanism      what attention computes, by name or composed from parts
 nn                                    Attention and MultiHeadAttention as torch modules
 attention_gradients                   the backward pass in closed form, with the reversed-attention map
+self_attention_gradients              the same to the tokens: what each is moved by as query, as key and as value
 weight_statistics                     entropy, sinks, distances of the weights, never holding them
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
 path_weights, reversed_map            weights along a path of heads; the gradient of one head's scores
@@ -44,6 +45,7 @@ _HOME = {
     "register_with_transformers": "rheoscope.pretrained.interface",
     "reversed_map": "rheoscope.covers.reversed_attention",
     "save_report": "rheoscope.report.answers_page",
+    "self_attention_gradients": "rheoscope.attention.gradient",
     "show": "rheoscope.report.drawing",
     "table": "rheoscope.report.table",
     "trace_under": "rheoscope.covers.surgery",

@@ -9,7 +9,8 @@ Every file of Rheoscope speaks these letters; a shape in a signature is read wit
 | `g` | key/value heads (`g` divides `h`) |
 | `m` | queries |
 | `n` | keys; query `i` of `m` sits at position `n - m + i`, so the last query sees the last key |
-| `d` | width of a query and of a key (d_k) |
+| `d` | width of a query (d_q) |
+| `c` | width of a key (d_k): that of a query, except where the score maps both (additive, bilinear, relation) |
 | `e` | width of a value (d_v) |
 
 Tokens are row vectors. A key that a mask forbids has score -inf and weight exactly 0; a row in which every key is
@@ -20,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Queries = Float[Tensor, "b h m d"]
-Keys = Float[Tensor, "b h n d"]
+Keys = Float[Tensor, "b h n c"]
 Values = Float[Tensor, "b h n e"]
 Outputs = Float[Tensor, "b h m e"]
 Scores = Float[Tensor, "b h m n"]

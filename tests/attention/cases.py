@@ -8,12 +8,14 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
+from rheoscope.attention.additive import Additive
 from rheoscope.attention.definition import reference
 from rheoscope.attention.feature import Linear, Tanh
 from rheoscope.attention.lower.choose import LOWERINGS
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.mask import Causal, Document, Mask, NoMask, Padding, Prefix, Table, Window
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.normaliser.entmax import Entmax
 from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.sigmoid import Sigmoid
 from rheoscope.attention.normaliser.sink import Sink
@@ -30,7 +32,7 @@ from rheoscope.attention.position import (
     Together,
     alibi_slopes,
 )
-from rheoscope.attention.score import Additive, Gram, Polynomial, Relation, SoftCap
+from rheoscope.attention.score import Gram, Polynomial, Relation, SoftCap
 from rheoscope.attention.zoo import ZOO
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -82,6 +84,16 @@ def made(name: str, dim: int = 6) -> Mechanism:
 
 HEADS, DIM, OUT = 4, 6, 3
 
+
+def wave(q: Tensor, k: Tensor) -> Tensor:
+    """A score that no part of ours is."""
+    return 2 * torch.sin(q @ k.mT) + q[..., :1] * k[..., -1:].mT
+
+
+def bent(v: Tensor) -> Tensor:
+    return torch.cat([v.sin(), v.square()[..., :2]], -1)
+
+
 COMPOSED: dict[str, Callable[[], Mechanism]] = {
     "soft-capped dot": lambda: Mechanism(SoftCap(Gram(), 0.7)),
     "soft-capped map": lambda: replace(made("metric_map"), score=SoftCap(made("metric_map").score, 2.0)),
@@ -101,6 +113,8 @@ COMPOSED: dict[str, Callable[[], Mechanism]] = {
     "polynomial of degree 4": lambda: Mechanism(Polynomial(4, scale=0.3, offset=0.2)),
     "negative scale": lambda: Mechanism(Gram(scale=-0.5)),
     "no scale": lambda: Mechanism(Gram(scale=0.0)),
+    "functions": lambda: Mechanism(score=wave, value=bent),
+    "functions, sparse": lambda: Mechanism(score=wave, normaliser=Entmax(1.5), value=bent),
 }
 """Mechanisms that no row of the zoo makes, for tensors of h = 4 heads, d = 6, e = 3."""
 

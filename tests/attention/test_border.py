@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.attention.feature import Linear
+from rheoscope.attention.feature import Identity, Linear
 from rheoscope.attention.mask import Document, Padding, Prefix, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import ALiBi, Bias, Buckets, Learned, Position, Rotary
-from rheoscope.attention.score import Gram, SoftCap
+from rheoscope.attention.score import Gram, Relation, SoftCap
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import as_users_run
+from tests.attention.cases import as_users_run, wave
 
 Q, K, V = torch.randn(2, 4, 5, 6), torch.randn(2, 2, 7, 6), torch.randn(2, 2, 7, 3)
 DOT = rs.mechanism("scaled_dot")
@@ -85,7 +85,45 @@ BAD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         dot(q=Q[:, :3]),
         ("multiple of key/value heads", "3 and 2", "each key/value head serves"),
     ),
-    "widths": (dot(q=Q[..., :5]), ("share their width", "5 and 6", "project")),
+    "widths": (dot(q=Q[..., :5]), ("share their width", "5 and 6", "project", "dim=5, key_dim=6")),
+    "widths of no map": (
+        lambda: Mechanism(Relation(Identity()))(Q[..., :5], K, V),
+        ("share their width under Relation", "5 and 6", "type"),
+    ),
+    "widths of a map": (
+        lambda: rs.mechanism("additive", dim=5)(Q[..., :5], K, V),
+        ("score.U (5, 32)", "width 5", "keys of width 6", "type dim=5, key_dim=6"),
+    ),
+    "key_dim 0": (named("relation", dim=6, key_dim=0), ("key_dim must be a whole number", "got 0", "key_dim=6")),
+    "key_dim of one map": (named("metric_map", dim=6, key_dim=4), ("no option 'key_dim'", "it takes dim")),
+    # functions
+    "a number for a score": (lambda: Mechanism(score=3), ("a function f(q, k)", "got int", "type score=")),  # type: ignore[arg-type]
+    "a word for a value map": (lambda: Mechanism(value="tanh"), ("a function g(v)", "got str", "type value=")),  # type: ignore[arg-type]
+    "a score of single pairs": (
+        lambda: Mechanism(score=lambda q, k: (q * k).sum(-1))(Q, K, V),
+        ("must give scores of all queries and keys", "(2, 4, 1, 1)", "got torch.float32 of shape (2, 4, 1)", "type"),
+    ),
+    "a score of nothing": (lambda: Mechanism(score=lambda q, k: None)(Q, K, V), ("got NoneType", "type")),  # type: ignore[arg-type, return-value]
+    "a score that mixes rows": (
+        lambda: Mechanism(score=lambda q, k: (q @ k.mT).softmax(-1))(Q, K, V),
+        ("must depend on them alone", "<lambda>", "type"),
+    ),
+    "a score that fails": (
+        lambda: Mechanism(score=lambda q, k: q @ k)(Q, K, V),
+        ("<lambda> fails on q of shape (2, 4, 1, 6)", "it must take"),
+    ),
+    "a value map that sums": (
+        lambda: Mechanism(value=lambda v: v.sum(-1))(Q, K, V),
+        ("must give a row for each value", "got torch.float32 of shape (2, 4, 7)", "type"),
+    ),
+    "the cost of a function": (
+        lambda: rs.attention_cost(Mechanism(score=wave), Q.shape, K.shape),
+        ("wave costs is not known", "type torch.utils.flop_counter"),
+    ),
+    "a kernel for a function": (
+        lambda: Mechanism(score=wave)(Q, K, V, lowering="sdpa"),
+        ("'sdpa' cannot run this", "the Python function wave, into which a kernel cannot look", "leave lowering= out"),
+    ),
     # names and options
     "unknown mechanism": (named("metrik"), ("unknown mechanism 'metrik'", "type one of", "metric")),
     "a number for a name": (named(3), ("unknown mechanism 3", "type one of", "metric")),  # type: ignore[arg-type]

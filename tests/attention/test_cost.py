@@ -29,6 +29,17 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
     assert rs.attention_cost(mechanism, q.shape, k.shape, 3).flops == counter.get_total_flops()
 
 
+@pytest.mark.parametrize("name", ["bilinear", "additive", "relation"])
+def test_flops_of_queries_and_keys_of_two_widths(name: str) -> None:
+    mechanism = rs.mechanism(name, dim=6, key_dim=4)
+    q, k, v = torch.randn(2, 4, 5, 6), torch.randn(2, 2, 7, 4), torch.randn(2, 2, 7, 3)
+    with FlopCounterMode(display=False) as counter:
+        reference(mechanism, q, k, v)
+    cost = rs.attention_cost(mechanism, q.shape, k.shape, 3)
+    assert cost.flops == counter.get_total_flops()
+    assert cost.bytes_io == 4 * (q.numel() + k.numel() + v.numel() + 2 * 4 * 5 * 3)
+
+
 def test_a_distance_counts_as_its_dot_product() -> None:
     shape = (1, 2, 8, 4)
     metric, dot = (rs.attention_cost(rs.mechanism(name), shape, shape).flops for name in ("metric", "scaled_dot"))

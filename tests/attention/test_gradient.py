@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from rheoscope.attention.definition import for_every_head, reference
-from rheoscope.attention.gradient import attention_gradients
+from rheoscope.attention.gradient import attention_gradients, self_attention_gradients
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import ALiBi, alibi_slopes
+from rheoscope.attention.position import ALiBi, Rotary, alibi_slopes
 from rheoscope.attention.score import Gram, SoftCap
-from tests.attention.cases import by_reference, gap, gradients, inputs, made, random
+from rheoscope.shapes import RheoscopeError
+from tests.attention.cases import MASKS, any_mechanism, by_reference, gap, gradients, inputs, made, random
 
 
 def test_softmax_by_hand() -> None:
@@ -90,3 +91,33 @@ def test_tensors_are_named_by_their_path() -> None:
     q, k, v = inputs()
     found = attention_gradients(mechanism, q, k, v, random(6, 2, 4, 5, 3)).tensors
     assert set(found) == {"score.phi.f.W", "score.phi.f.b", "score.phi.f.U", "position.slopes"}
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "table a head"])
+@pytest.mark.parametrize("name", ["scaled_dot", "metric", "additive", "sigmoid", "functions"])
+def test_the_gradient_of_the_tokens_is_that_of_autograd(name: str, mask: str) -> None:
+    """dL/dX through queries, keys and values together, with grouped heads, a position and d_v ≠ d_k."""
+    mechanism = replace(any_mechanism(name), position=Rotary()).under(MASKS[mask](5, 5))
+    x, W_Q, W_K, W_V = random(1, 2, 5, 7), random(2, 4, 7, 6), random(3, 2, 7, 6), random(4, 2, 7, 3)
+    leaves = [part.requires_grad_() for part in (0.3 * x, W_Q, W_K, W_V)]
+    out = reference(mechanism, *(leaves[0][:, None] @ W for W in leaves[1:]))[0]
+    g = random(5, *out.shape)
+    auto = torch.autograd.grad(out, leaves, g)
+    found = self_attention_gradients(mechanism, *(part.detach() for part in leaves), g)
+    for mine, theirs in zip((found.x, found.W_Q, found.W_K, found.W_V), auto, strict=True):
+        assert gap(mine, theirs) < 1e-11
+
+
+def test_each_role_of_a_token_has_its_own_part() -> None:
+    """Where W_Q and W_K are 0, weights do not move: a token is felt as a value alone."""
+    x, W, zero = random(1, 1, 4, 3), random(2, 2, 3, 3), torch.zeros(2, 3, 3, dtype=torch.float64)
+    found = self_attention_gradients(made("scaled_dot"), x, zero, zero, W, random(3, 1, 2, 4, 3))
+    assert not found.through_queries.any()
+    assert not found.through_keys.any()
+    assert torch.equal(found.x, found.through_values)
+    assert float(found.x.abs().max()) > 0.1
+
+
+def test_projections_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(RheoscopeError, match=r"got x \(4, 3\) and .*; for one unbatched head type x\[None\]"):
+        self_attention_gradients(made("scaled_dot"), random(1, 4, 3), *[random(2, 3, 3)] * 3, random(3, 4, 3))

@@ -111,3 +111,18 @@ def test_bad_heads(options: dict, words: str) -> None:
 def test_a_layer_tells_what_it_is() -> None:
     assert "score=Distance, normaliser=Softmax" in repr(rs.nn.Attention("metric"))
     assert "normaliser=Sink" in repr(rs.nn.Attention(COMPOSED["sink a head"]()))
+
+
+def test_values_may_have_a_width_of_their_own() -> None:
+    """W_O maps h · d_v numbers back; heads one by one give the same."""
+    layer = rs.nn.MultiHeadAttention(12, heads=4, kv_heads=2, value_width=5).double()
+    x = random(1, 2, 6, 12)
+    assert (layer.W_V.weight.shape, layer.W_O.weight.shape) == ((10, 12), (12, 20))
+    q, k = ((x @ W.weight.T).unflatten(-1, (-1, 3)).transpose(1, 2) for W in (layer.W_Q, layer.W_K))
+    v = (x @ layer.W_V.weight.T).unflatten(-1, (-1, 5)).transpose(1, 2)
+    own = sum(
+        rs.mechanism("scaled_dot")(q[:, [h]], k[:, [h // 2]], v[:, [h // 2]])[:, 0]
+        @ layer.W_O.weight[:, 5 * h : 5 * h + 5].T
+        for h in range(4)
+    )
+    assert gap(layer(x), own) < 1e-12  # type: ignore[arg-type]

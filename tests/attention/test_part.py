@@ -12,16 +12,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import rheoscope.pretrained.interface
 import rheoscope.space.head  # noqa: F401 (its parts are looked at too)
+from rheoscope.attention.additive import Additive
 from rheoscope.attention.definition import for_every_head, positions, reference
 from rheoscope.attention.feature import EluPlusOne, Feature, Identity, Linear, Residual, Tanh, Unit
+from rheoscope.attention.function import ScoreFunction
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import NoPosition, Position, Rotary, Together
-from rheoscope.attention.score import Added, Additive, Distance, Gram, Laplace, Polynomial, Relation, Score, SoftCap
+from rheoscope.attention.score import Added, Distance, Gram, Laplace, Polynomial, Relation, Score, SoftCap
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import DIM, EVERY, HEADS, MASKS, POSITIONS, allows, any_mechanism, gap, inputs, random
+from tests.attention.cases import DIM, EVERY, HEADS, MASKS, POSITIONS, allows, any_mechanism, gap, inputs, random, wave
 
 FAMILIES: tuple[type, ...] = (Score, Mask, Position, Normaliser, Feature)
 
@@ -169,6 +171,7 @@ SCORES: dict[str, Score] = {
     "additive": Additive(random(9, DIM, 4), random(10, DIM, 4), random(11, 4, 1)),
     "capped": SoftCap(Gram(), 2.0),
     "wider": Added(Gram(), 2),
+    "function": ScoreFunction(wave),
 }
 
 
@@ -203,7 +206,7 @@ def test_what_a_scaling_of_dot_products_is_to_each_score() -> None:
         again = SCORES[name].scaled(0.25)
         assert gap(again(q, k), SCORES[name](q, k)) > 1e-3, name
         assert again.scaled(7.0).scaled(9.0)(q, k).equal(again(q, k)), name  # its own from now on
-    for name in ("cosine", "laplace", "additive"):
+    for name in ("cosine", "laplace", "additive", "function"):
         assert SCORES[name].scaled(0.25) is SCORES[name]
     metric = Distance(scale=3.0).scaled(0.25)(q, k)
     rest = -0.125 * (q.square().sum(-1)[..., None] + k.square().sum(-1)[..., None, :])

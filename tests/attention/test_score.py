@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rheoscope.attention.additive import Additive
 from rheoscope.attention.feature import Linear, Residual, Tanh, Unit
+from rheoscope.attention.function import ScoreFunction
 from rheoscope.attention.normaliser.domain import softmax
 from rheoscope.attention.score import (
     Added,
-    Additive,
     Distance,
     Gram,
     Laplace,
@@ -21,7 +22,7 @@ from rheoscope.attention.score import (
     SoftCap,
     distances,
 )
-from tests.attention.cases import gap, gradients, random
+from tests.attention.cases import gap, gradients, random, wave
 
 D = 4
 B, W, U, w = random(1, D, D), random(2, D, 5), random(3, D, 5), random(4, 5, 1)
@@ -46,9 +47,10 @@ FORMULAS: dict[str, tuple[Score, Callable[[Tensor, Tensor], Tensor]]] = {
     "added": (Added(Gram(), 1), lambda q, k: q[:-1] @ k[:-1] / math.sqrt(D - 1) + q[-1] * k[-1]),
     "added to a metric": (Added(Distance(), 2), lambda q, k: -((q - k)[:2] ** 2).sum() / 2 + q[2:] @ k[2:]),
     "added to a distance": (Added(Laplace(0.3), 2), lambda q, k: -0.3 * (q - k)[:2].norm() + q[2:] @ k[2:]),
+    "function": (ScoreFunction(wave), lambda q, k: 2 * torch.sin(q @ k) + q[0] * k[-1]),
     "soft cap": (SoftCap(Gram(), 0.5), lambda q, k: 0.5 * torch.tanh(q @ k / math.sqrt(D) / 0.5)),
 }
-NO_DOT = {"laplace", "added to a distance", "polynomial", "additive", "soft cap"}
+NO_DOT = {"function", "laplace", "added to a distance", "polynomial", "additive", "soft cap"}
 
 
 def tokens(m: int = 3, n: int = 4) -> tuple[Tensor, Tensor]:
@@ -140,3 +142,32 @@ def test_distances_are_differentiated_twice_and_give_0_where_points_meet() -> No
     assert not far.diagonal(0, -2, -1).any()
     alone = torch.autograd.grad(far.diagonal(0, -2, -1).sum(), a)[0]
     assert not alone.any()
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        Additive(W, random(14, 3, 5), w),
+        Relation(Linear(random(15, D, 3))),
+        Relation(Linear(random(16, D, 2)), Tanh(random(17, 3, 5), random(18, 1, 5), random(19, 5, 2))),
+        SoftCap(Relation(Linear(random(15, D, 3))), 0.8),
+        ScoreFunction(lambda q, k: q[..., :3] @ k.mT),
+    ],
+    ids=["additive", "bilinear", "relation", "soft cap", "function"],
+)
+def test_queries_and_keys_of_two_widths(score: Score) -> None:
+    """Pair by pair what they are together, and the closed gradient that of autograd."""
+    (q, _), k, r = tokens(), random(12, 2, 2, 4, 3), random(13, 2, 2, 3, 4)
+    score.fit(q, k)
+    s = score(q, k)
+    for i, j in ((0, 0), (2, 3), (1, 2)):
+        assert gap(score(q[..., i : i + 1, :], k[..., j : j + 1, :]), s[..., i : i + 1, j : j + 1]) < 1e-12
+    dq, dk, own = score.pull(q, k, r)
+    auto = gradients(lambda score, q, k, v: score(q, k), score, (q, k, k), r)  # type: ignore[arg-type]
+    assert max(gap(x, auto[at]) for at, x in {"q": dq, "k": dk, **own}.items()) < 1e-12
+
+
+def test_the_usual_scale_is_that_of_the_keys() -> None:
+    """1/√d_k, as Definition 4 has it: B alone has seen the queries' width."""
+    (q, _), k, B = tokens(), random(12, 2, 2, 4, 3), random(15, D, 3)
+    assert gap(Relation(Linear(B))(q, k), q @ B @ k.mT / math.sqrt(3)) < 1e-12

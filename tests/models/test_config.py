@@ -13,7 +13,10 @@ from tests.models.outside import tiny
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     *(({name: 0}, name) for name in ("vocabulary", "width", "depth", "heads", "context")),
-    *(({name: -2}, name) for name in ("vocabulary", "width", "depth", "kv_heads", "head_width", "hidden", "context")),
+    *(
+        ({name: -2}, name)
+        for name in ("vocabulary", "width", "depth", "kv_heads", "head_width", "value_width", "hidden")
+    ),
     *(({name: 2.5}, name) for name in ("vocabulary", "width", "depth", "kv_heads", "head_width", "hidden", "context")),
     ({"vocabulary": "many"}, "vocabulary"),
     ({"heads": 4, "kv_heads": 3}, "kv_heads=4"),
@@ -37,6 +40,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"mechanism": "dot"}, "unknown mechanism 'dot'; type one of"),
     ({"mechanism": "bilinear", "options": {"dim": 3}}, "options with a dim; type head_width="),
+    ({"mechanism": "relation", "options": {"key_dim": 3}}, "options with a key_dim; type head_width="),
     ({"mechanism": None}, "unknown mechanism None; type one of"),
     ({"mechanism": "metric", "options": {"sigma": -1.0}}, "sigma must be a positive number, got -1.0; type"),
     ({"mechanism": "sigmoid", "attention_dropout": 0.1}, "'sigmoid' has Sigmoid; type attention_dropout=0"),
@@ -110,6 +114,16 @@ def test_changed_heads_and_ffn_take_what_follows_with_them() -> None:
     config = Config(vocabulary=9, width=64, heads=4)
     assert config.but(heads=8) == Config(vocabulary=9, width=64, heads=8)
     assert config.but(ffn="relu") == Config(vocabulary=9, width=64, heads=4, ffn="relu")
+
+
+def test_values_are_as_wide_as_keys_unless_it_is_said() -> None:
+    config = Config(vocabulary=9, width=64, heads=4)
+    assert config.value_width == 16
+    other = config.but(value_width=5)
+    assert (other.value_width, other.head_width, other.but(depth=2).value_width) == (5, 16, 5)
+    assert config.but(head_width=8).value_width == other.but(head_width=8).value_width == 8
+    assert "value_width" not in config.function()  # the fingerprint of what was trained before there was a choice
+    assert other.function() != config.function()
 
 
 def test_it_is_frozen() -> None:

@@ -72,6 +72,21 @@ def test_parts_of_scores_are_for_scaled_dot_products(name: str) -> None:
         rs.scores(traced(name))
 
 
+@torch.no_grad()
+def test_values_of_another_width_are_the_rank_of_F() -> None:
+    """d_v = 5 of d = 32: F = W_V W_O has rank 5, and what heads move is Σ_j α_ij x̂_j F and constants."""
+    trace = seen("own_values", F64)[0]
+    for layer, block in enumerate(trace.view.blocks):
+        assert block.W_V.shape == (2, 32, 5)
+        assert block.W_O.shape == (4, 5, 32)
+        assert torch.linalg.matrix_rank(block.F().dense()).tolist() == [5] * 4
+        hat = block.norm.hat(trace.read_by(layer))
+        for head in range(4):
+            constant = block.value_bias[head] @ block.W_O[head]  # type: ignore[index]
+            moved = trace.weights(layer, head).to(F64) @ hat @ block.F()[head].dense() + constant
+            assert gap(trace.displacement(layer, head), moved) <= 1e-10
+
+
 def test_a_mapped_value_has_no_F() -> None:
     from rheoscope.attention.feature import Unit
 

@@ -48,7 +48,7 @@ CASES = {
     "bare": both(norm="none", position="none", ffn="gelu"),
     "metric": both(mechanism="metric", options={"sigma": 2.0}, position="learned", kv_heads=2),
     "sink": both(mechanism="softmax_sink", kv_heads=2),
-    "additive": both(mechanism="additive", options={"hidden": 6}),
+    "additive": both(mechanism="additive", options={"hidden": 6}, value_width=5),
 }
 SOFTMAX = ["layer", "rotary", "post", "branch", "branch_post", "bare"]
 """Scaled dot products and softmax, which a test can write out by hand."""
@@ -372,11 +372,13 @@ def test_points_of_another_pair_give_its_logits(name: str) -> None:
 @every
 def test_an_edit_of_a_head_is_that_head_of_the_decoder(name: str) -> None:
     cut = copy.deepcopy(made(name))
-    width = CASES[name].head_width
+    width = CASES[name].value_width
     with torch.no_grad():
         cut.decoder.blocks[1].attention.write.weight[:, 2 * width : 3 * width] = 0
         wanted = cut(*(ids[None] for ids in pair()))[0]
-        found = model(name).run(pair(), edit={(1, 2): lambda q, k, v, mechanism: torch.zeros_like(q)})
+        found = model(name).run(
+            pair(), edit={(1, 2): lambda q, k, v, mechanism: torch.zeros_like(mechanism.attend(q, k, v))}
+        )
         assert torch.equal(model(name).run(pair()), traced(name).target.logits)
     assert distance(found, wanted) <= 1e-5
 

@@ -500,3 +500,26 @@ def test_a_forward_is_one_graph() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [f"{position} 0" for position in POSITIONS], done.stderr
+
+
+@pytest.mark.parametrize("position", ["rotary", "learned"])
+def test_values_of_another_width(position: Any) -> None:
+    """Token by token from a cache as all at once, fewer parameters, and it learns."""
+    config = tiny(position=position, kv_heads=2, value_width=3)
+    model, cache, ids = stirred(build(config)), GenerationCache(depth=2), texts(1, 1, 7)
+    with torch.no_grad():
+        whole = model(ids)
+        parts = torch.cat([model(ids[:, at : at + 1], cache=cache) for at in range(7)], 1)
+    assert gap(parts, whole) < 1e-11
+    saved = 2 * (2 + 4) * 16 * (4 - 3)  # depth · (kv_heads + heads) · width · (d_k − d_v)
+    assert parameter_count(build(config.but(value_width=4))) - parameter_count(model) == saved
+    first, *_ = losses = [loss(model, ids) for _ in range(6)]
+    assert losses[-1] < 0.9 * first
+
+
+def loss(model: Any, ids: Tensor) -> float:
+    """Of the next tokens, and one step down."""
+    found = cross_entropy(model(ids)[0, :-1], ids[0, 1:])
+    for parameter, slope in zip(model.parameters(), torch.autograd.grad(found, list(model.parameters())), strict=True):
+        parameter.data -= 0.02 * slope
+    return float(found.detach())

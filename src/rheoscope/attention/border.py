@@ -72,10 +72,6 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}; "
             "each key/value head serves the same number of query heads"
         )
-    if q.shape[-1] != k.shape[-1]:
-        raise RheoscopeError(
-            f"q and k must share their width, got {q.shape[-1]} and {k.shape[-1]}; project one of them first"
-        )
 
 
 def check_domain(mechanism: Definition, m: int, n: int) -> None:
@@ -96,10 +92,12 @@ def check_parts(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Tables of masks and positions must fit the call; parts that hold tensors are tried on one token of every head."""
     h, m, n = q.shape[1], q.shape[-2], k.shape[-2]
     mechanism.mask.fit(q.shape[0], h, m, n)
-    mechanism.position.fit(q.shape[0], h, m, n, q.shape[-1])
+    for width in {q.shape[-1], k.shape[-1]}:
+        mechanism.position.fit(q.shape[0], h, m, n, width)
+    exact = torch.promote_types(q.dtype, torch.float32)  # as the reference computes; cdist knows no bfloat16
+    mechanism.score.fit(q[:, :, -2:].to(exact), for_every_head(k[:, :, -2:].to(exact), h))
     if mechanism.is_dot_product or not tensors(mechanism):
         return
-    exact = torch.promote_types(q.dtype, torch.float32)  # as the reference computes; cdist knows no bfloat16
     (i, j), q1, k1 = positions(1, n, q.device), q[:, :, -1:].to(exact), for_every_head(k[:, :, -1:].to(exact), h)
     try:
         with torch.no_grad():
@@ -109,6 +107,15 @@ def check_parts(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> None:
     except (RuntimeError, IndexError) as error:
         sizes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors(mechanism).items())
         raise RheoscopeError(
-            f"the mechanism's own tensors ({sizes}) do not fit q of {h} heads, width {q.shape[-1]} and {n} keys: "
-            f"{str(error).splitlines()[0]}; type dim={q.shape[-1]}, and tensors for all heads together or for {h}"
+            f"the mechanism's own tensors ({sizes}) do not fit q of {h} heads, width {q.shape[-1]} and {n} keys"
+            f"{_of_width(q, k)}: {str(error).splitlines()[0]}; type dim={q.shape[-1]}{_key_dim(q, k)}, and tensors for all "
+            f"heads together or for {h}"
         ) from error
+
+
+def _of_width(q: Tensor, k: Tensor) -> str:
+    return "" if q.shape[-1] == k.shape[-1] else f" of width {k.shape[-1]}"
+
+
+def _key_dim(q: Tensor, k: Tensor) -> str:
+    return "" if q.shape[-1] == k.shape[-1] else f", key_dim={k.shape[-1]}"

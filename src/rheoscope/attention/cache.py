@@ -4,7 +4,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 Answering = Float[Tensor, "b g n k"]
+Answers = Float[Tensor, "b g n e"]
 Remembered = Float[Tensor, "b g s k"]
+RememberedAnswers = Float[Tensor, "b g s e"]
+"""Keys and values of new tokens, and of all tokens; values may have a width of their own."""
 
 
 class Cache:
@@ -25,7 +28,7 @@ class Cache:
         self.room, self.length = room, 0
         self.past: list[Tensor] = []
 
-    def extend(self, k: Answering, v: Answering) -> tuple[Remembered, Remembered]:
+    def extend(self, k: Answering, v: Answers) -> tuple[Remembered, RememberedAnswers]:
         """Keys and values of all tokens, the new ones last."""
         start, self.length = self.length, self.length + k.shape[-2]
         if not self.past or self.length > self.past[0].shape[-2] or k.requires_grad or v.requires_grad:
@@ -34,7 +37,7 @@ class Cache:
             held[:, :, start : self.length] = new
         return self.past[0][:, :, : self.length], self.past[1][:, :, : self.length]
 
-    def _grow(self, k: Answering, v: Answering, start: int) -> None:
+    def _grow(self, k: Answering, v: Answers, start: int) -> None:
         room = max(self.room, self.length, 2 * start)
         larger = [x.new_empty(*x.shape[:2], room, x.shape[-1]) for x in (k, v)]
         for new, held in zip(larger, self.past, strict=False):  # nothing is held yet the first time

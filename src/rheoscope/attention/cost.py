@@ -28,7 +28,7 @@ def attention_cost(
     value_width: int | None = None,
     element_bytes: int = 4,
 ) -> AttentionCost:
-    """FLOPs, bytes and parameters of one call of a mechanism on q (b, h, m, d) and k (b, g, n, d).
+    """FLOPs, bytes and parameters of one call of a mechanism on q (b, h, m, d) and k (b, g, n, c).
 
     **Formula** 2 b h m n (d + e) for scores and averages, half of it under a causal mask, plus the maps of each token;
     linear attention costs 4 b h n d e instead.
@@ -41,8 +41,8 @@ def attention_cost(
     >>> rs.attention_cost(rs.mechanism("scaled_dot"), (1, 8, 2048, 64), (1, 8, 2048, 64)).flops
     8589934592
     """
-    (b, h, m, d), (_, g, n, _) = q, k
-    e = d if value_width is None else value_width
+    (b, h, m, d), (_, g, n, c) = q, k
+    e = c if value_width is None else value_width
     pairs, of = b * h * m * n, mechanism.score.flops(d)
     if mechanism.normaliser.divides_by_sum:
         between = 2 * b * h * (n + m) * d * e
@@ -50,7 +50,7 @@ def attention_cost(
         between = pairs * (of.pair + 2 * e)
         between = between if mechanism.mask.forbids_nothing else _permitted(mechanism, m, n, between)
     maps = b * h * (m * of.query + n * of.key)
-    io = (b * h * m * (d + e) + b * g * n * (d + e)) * element_bytes
+    io = (b * h * m * (d + e) + b * g * n * (c + e)) * element_bytes
     return AttentionCost(between + maps, io, pairs * element_bytes, sum(x.numel() for x in tensors(mechanism).values()))
 
 

@@ -67,7 +67,8 @@ def _weight_gradient(x: Tensor, dy: Tensor, like: Tensor) -> Tensor:
     return (x.mT @ dy).sum_to_size(like.shape)
 
 
-def _product(*matrices: Tensor) -> int:
+def product(*matrices: Tensor) -> int:
+    """FLOPs of one row through these matrices."""
     return sum(2 * W.shape[-2] * W.shape[-1] for W in matrices)
 
 
@@ -120,7 +121,7 @@ class Linear(Feature):
 
     @property
     def flops(self) -> int:
-        return _product(self.W)
+        return product(self.W)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +207,7 @@ class Tanh(Feature):
 
     @property
     def flops(self) -> int:
-        return _product(self.W, self.U)
+        return product(self.W, self.U)
 
 
 @dataclass(frozen=True, eq=False)

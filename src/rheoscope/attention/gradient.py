@@ -6,6 +6,10 @@ With G = dL/dO and values g(V):
 
 For softmax R = A (D - rowsum(A D)); its rows sum to 0, and it is 0 where the mask forbids. R says how the loss wants each
 score to change: the "reversed attention" of Katz & Wolf (arXiv:2412.17019, whose code keeps the scale inside R).
+
+In self-attention one X is behind all three, Q = X W_Q, K = X W_K, V = X W_V, and its gradient is their sum over heads:
+
+    dL/dX = sum_h dL/dQ_h W_Q^T + dL/dK_h W_K^T + dL/dV_h W_V^T
 """
 
 from dataclasses import dataclass
@@ -59,6 +63,62 @@ def attention_gradients(
     check_call(mechanism, q, k, v)
     _check_gradient(mechanism, q, v, g)
     return pull(mechanism, q, k, v, g)
+
+
+@dataclass(frozen=True, eq=False)
+class InputGradients:
+    """dL/dX of self-attention: in three parts that add up to `x`, the gradients of the three matrices, and those inside."""
+
+    through_queries: Tensor
+    through_keys: Tensor
+    through_values: Tensor
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    inside: Gradients
+
+    @property
+    def x(self) -> Tensor:
+        """dL/dX, as X is shaped."""
+        return self.through_queries + self.through_keys + self.through_values
+
+
+def self_attention_gradients(
+    mechanism: Mechanism, x: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, g: Tensor, mask: Masked = None
+) -> InputGradients:
+    """The gradient of the tokens themselves, by formula: a token is moved as a query, as a key and as a value.
+
+    **Answers** "how does the loss want each token to move, and in which of its three roles?"
+
+    **Formula** dL/dX = sum_h dL/dQ_h W_Q^T + dL/dK_h W_K^T + dL/dV_h W_V^T; dL/dW_Q = X^T dL/dQ, and so on.
+
+    **Shapes** x (b, n, d); W_Q (h, d, k), W_K (g, d, k), W_V (g, d, e), where g divides h; g as the output (b, h, n, e).
+    The parts are (b, n, d), the gradients of matrices as the matrices; `inside` has q, k, v, R.
+
+    **Laws** equal to autograd through X under every mask and position; the three parts sum to `x`.
+
+    **Siblings** `attention_gradients` starts from q, k, v.
+
+    >>> import torch, rheoscope as rs
+    >>> x, W = torch.randn(1, 3, 4), torch.randn(2, 4, 4)
+    >>> rs.self_attention_gradients(rs.mechanism("metric"), x, W, W, W, torch.ones(1, 2, 3, 4), mask="causal").x.shape
+    torch.Size([1, 3, 4])
+    """
+    _check_projections(x, W_Q, W_K, W_V)
+    rows = x[:, None]
+    inside = attention_gradients(mechanism, rows @ W_Q, rows @ W_K, rows @ W_V, g, mask)
+    roles = ((inside.q, W_Q), (inside.k, W_K), (inside.v, W_V))
+    return InputGradients(*((dy @ W.mT).sum(1) for dy, W in roles), *((rows.mT @ dy).sum(0) for dy, _ in roles), inside)
+
+
+def _check_projections(x: Tensor, *matrices: Tensor) -> None:
+    fits = x.ndim == 3 and all(W.ndim == 3 and W.shape[1] == x.shape[-1] for W in matrices)
+    if not fits:
+        came = ", ".join(str(tuple(W.shape)) for W in matrices)
+        raise RheoscopeError(
+            f"self-attention needs x (batch, tokens, d) and W_Q, W_K, W_V (heads, d, width), got x {tuple(x.shape)} and {came}; "
+            "for one unbatched head type x[None], W_Q[None], W_K[None], W_V[None]"
+        )
 
 
 def pull(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Gradients:

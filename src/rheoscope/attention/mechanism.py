@@ -5,6 +5,7 @@ What that way is depends on the parts and on the shapes of a call: it is planned
 which one it is and why.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,9 +14,14 @@ from torch import Tensor
 
 from rheoscope.attention.border import check_call, check_finite
 from rheoscope.attention.definition import Definition, Masked, reference
-from rheoscope.attention.feature import Identity
+from rheoscope.attention.feature import Feature, Identity
+from rheoscope.attention.function import as_score, as_value
 from rheoscope.attention.lower.choose import Choice, choose
 from rheoscope.attention.lower.plan import Call, Plan, call_of, planned
+from rheoscope.attention.mask import Mask
+from rheoscope.attention.normaliser.domain import Normaliser
+from rheoscope.attention.position import Position
+from rheoscope.attention.score import Score
 
 REMEMBERED = 64
 """Plans that one mechanism keeps; a text that grows token by token would keep one a token."""
@@ -27,8 +33,13 @@ class Mechanism(Definition):
 
     **Formula** o_i = sum_j nu(f(q_i, k_j) + b_ij) g(v_j), forbidden keys at -inf.
 
-    **Shapes** q (b, h, m, d), k (b, g, n, d), v (b, g, n, e) give o (b, h, m, e); g divides h (grouped heads), m and n
-    may differ (cross attention) wherever `mechanism.domain` allows it.
+    **Shapes** q (b, h, m, d), k (b, g, n, c), v (b, g, n, e) give o (b, h, m, r) with rows g(v) of width r, e where values
+    are not mapped; g divides h (grouped heads), m and n may differ (cross attention) wherever `mechanism.domain` allows it,
+    d and c where the score maps both (additive, bilinear, relation).
+
+    **Functions** any Python function is a score, f(q, k) from (b, h, m, d) and (b, h, n, c) to (b, h, m, n), or a value map,
+    g(v) from (b, h, n, e) to (b, h, n, r): `Mechanism(score=f, value=g)`. Autograd differentiates it; fused kernels refuse
+    a score that they cannot look into, and `explain` says so.
 
     **Laws** are declared by name for each named mechanism in `zoo.py` and tested by one battery.
 
@@ -38,7 +49,22 @@ class Mechanism(Definition):
     >>> q, k, v = torch.randn(3, 1, 2, 5, 4).unbind(0)
     >>> rs.mechanism("metric", sigma=2.0)(q, k, v, mask="causal").shape
     torch.Size([1, 2, 5, 4])
+    >>> city = rs.Mechanism(score=lambda q, k: -torch.cdist(q, k, p=1), value=torch.tanh)
+    >>> city(q, k, v, mask="causal").shape
+    torch.Size([1, 2, 5, 4])
     """
+
+    def __init__(
+        self,
+        score: Score | Callable[[Tensor, Tensor], Tensor] = Definition.score,
+        mask: Mask = Definition.mask,
+        position: Position = Definition.position,
+        normaliser: Normaliser = Definition.normaliser,
+        value: Feature | Callable[[Tensor], Tensor] = Definition.value,
+    ) -> None:
+        made = {"score": as_score(score), "value": as_value(value)}
+        for name, part in {"mask": mask, "position": position, "normaliser": normaliser, **made}.items():
+            object.__setattr__(self, name, part)  # frozen from now on
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None, lowering: str | None = None) -> Tensor:
         """The outputs (b, h, m, e), by the fastest lowering that equals the reference, or by the one named."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rheoscope.attention.cache import Cache
 from rheoscope.attention.definition import Masked
+from rheoscope.attention.function import functions
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.attention.zoo import ZOO
@@ -28,9 +29,9 @@ class Attention(nn.Module):
     """A mechanism whose tensors are trained.
 
     **Formula** that of the mechanism; every tensor inside it (a bilinear B, a map phi, a sink, a bias table, …) is a
-    parameter named by its path.
+    parameter named by its path, and a module that is its score or its value map is a part of this one.
 
-    **Shapes** forward(q, k, v) on (b, h, m, d), (b, g, n, d), (b, g, n, e) gives (b, h, m, e).
+    **Shapes** forward(q, k, v) on (b, h, m, d), (b, g, n, c), (b, g, n, e) gives (b, h, m, e).
 
     **Siblings** `Mechanism` is the same without parameters; `MultiHeadAttention` adds the projections.
 
@@ -46,6 +47,7 @@ class Attention(nn.Module):
         held = {path: nn.Parameter(x.clone()) for path, x in tensors(mechanism).items() if x.is_floating_point()}
         self.learned = nn.ParameterDict({path.replace(".", "_"): x for path, x in held.items()})
         self.paths = {path.replace(".", "_"): path for path in held}
+        self.functions = nn.ModuleList(f for f in functions(mechanism) if isinstance(f, nn.Module))
         self.mechanism = with_tensors(mechanism, held)
 
     def current(self) -> Mechanism:
@@ -64,6 +66,7 @@ class MultiHeadAttention(nn.Module):
     """Attention over a stream of tokens: project to heads, attend by any mechanism, project back.
 
     **Formula** MultiHead(X) = concat_h( mechanism(X W_Q^h, X W_K^g, X W_V^g) ) W_O, with g = h // (heads / kv_heads).
+    Queries and keys have `head_width` (d_k), values `value_width` (d_v, as d_k where it is not given).
 
     **Shapes** x (b, t, width) gives (b, t, width); `context` (b, s, context_width) makes it cross attention; a `Cache`
     makes it incremental: the new tokens are the last ones.
@@ -85,15 +88,17 @@ class MultiHeadAttention(nn.Module):
         head_width: int | None = None,
         context_width: int | None = None,
         bias: bool = False,
+        value_width: int | None = None,
     ) -> None:
         super().__init__()
         kv_heads, head_width = kv_heads or heads, head_width or width // max(heads, 1)
         _check_heads(width, heads, kv_heads, head_width)
-        self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
+        value_width = value_width or head_width
+        self.heads, self.kv_heads, self.head_width, self.value_width = heads, kv_heads, head_width, value_width
         self.W_Q = nn.Linear(width, heads * head_width, bias=bias)
         self.W_K = nn.Linear(context_width or width, kv_heads * head_width, bias=bias)
-        self.W_V = nn.Linear(context_width or width, kv_heads * head_width, bias=bias)
-        self.W_O = nn.Linear(heads * head_width, width, bias=bias)
+        self.W_V = nn.Linear(context_width or width, kv_heads * value_width, bias=bias)
+        self.W_O = nn.Linear(heads * value_width, width, bias=bias)
         wants_dim = isinstance(mechanism, str) and mechanism in ZOO and ZOO[mechanism].needs_dim
         self.attention = Attention(mechanism, **({"dim": head_width} if wants_dim else {}))
 
@@ -101,13 +106,15 @@ class MultiHeadAttention(nn.Module):
         self, x: Stream, context: Tensor | None = None, mask: Masked = None, cache: Cache | None = None
     ) -> Stream:
         source = x if context is None else context
-        q, k, v = self._heads(self.W_Q(x)), self._heads(self.W_K(source)), self._heads(self.W_V(source))
+        q, k = (_apart(rows, self.head_width) for rows in (self.W_Q(x), self.W_K(source)))
+        v = _apart(self.W_V(source), self.value_width)
         if cache is not None:
             k, v = cache.extend(k, v)
         return self.W_O(self.attention(q, k, v, mask).transpose(1, 2).flatten(2))
 
-    def _heads(self, x: Stream) -> Float[Tensor, "b h t d"]:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+def _apart(rows: Stream, width: int) -> Float[Tensor, "b h t d"]:
+    return rows.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
 def _check_heads(width: int, heads: int, kv_heads: int, head_width: int) -> None:

@@ -6,7 +6,8 @@ Nearly all of them are an inner product or a distance of mapped tokens, so two s
     Relation(phi, psi)  <phi(q), psi(k)> scale        bilinear, relation
     Distance(phi)       -scale |phi(q) - phi(k)|^2    metric, Mahalanobis, RBF, metric map
 
-and three more (`Laplace`, `Polynomial`, `Additive`) stand alone. `SoftCap` wraps any of them.
+and `Laplace`, `Polynomial` and `Additive` (in `additive.py`) stand alone; `function.py` makes a score of any Python
+function. `SoftCap` wraps any of them.
 
 A score is a frozen value: `score(q, k)` is the formula; `score.pull(q, k, r)` carries the gradient r of the scores back
 to q, k and the score's own tensors in closed form; `score.dot(q, k)` gives the same scores as an ordinary dot product
@@ -24,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.distances import distances, pull_difference
-from rheoscope.attention.feature import Feature, Identity, added, of_heads, under
+from rheoscope.attention.feature import Feature, Identity, added, under
 from rheoscope.attention.part import Part
 from rheoscope.shapes import Keys, Queries, RheoscopeError, Scores
 
@@ -74,6 +75,24 @@ class Score(Part, ABC):
     def dot(self, q: Tensor, k: Tensor) -> DotForm | None:
         return None
 
+    def fit(self, q: Tensor, k: Tensor) -> None:
+        """Refuse queries and keys that it cannot compare; most scores compare them number by number."""
+        if q.shape[-1] != k.shape[-1]:
+            raise RheoscopeError(
+                f"q and k must share their width under {type(self).__name__}, got {q.shape[-1]} and {k.shape[-1]}; project "
+                f"one of them first, or type mechanism('bilinear', dim={q.shape[-1]}, key_dim={k.shape[-1]})"
+            )
+
+    @property
+    def why_no_dot(self) -> str:
+        """Why a fused kernel cannot compute it, where it has no dot form."""
+        return f"the score {type(self).__name__} is no dot product in disguise"
+
+    @property
+    def opaque(self) -> bool:
+        """Whether it may read tensors that are none of its fields, as a Python function may."""
+        return False
+
     @property
     def held(self) -> int:
         """How many numbers a call keeps for one pair (q, k): a lowering sizes its blocks by it."""
@@ -112,8 +131,8 @@ class Score(Part, ABC):
         raise self.untold("flops", "what it costs")
 
 
-def _scale(scale: float | None, q: Tensor) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else scale
+def _scale(scale: float | None, k: Tensor) -> float:
+    return k.shape[-1] ** -0.5 if scale is None else scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,19 +146,19 @@ class Gram(Score):
     scale: float | None = None
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return self.phi(q) @ self.phi(k).mT * _scale(self.scale, q)
+        return self.phi(q) @ self.phi(k).mT * _scale(self.scale, k)
 
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        c = _scale(self.scale, q)
+        c = _scale(self.scale, k)
         dq, from_q = self.phi.pull(q, c * (r @ self.phi(k)))
         dk, from_k = self.phi.pull(k, c * (r.mT @ self.phi(q)))
         return dq, dk, under("phi", added(from_q, from_k))
 
     def dot(self, q: Queries, k: Keys) -> DotForm:
-        return DotForm(self.phi(q), self.phi(k), _scale(self.scale, q))
+        return DotForm(self.phi(q), self.phi(k), _scale(self.scale, k))
 
     def pull_queries(self, q: Queries, k: Keys, r: Scores) -> Queries:
-        return self.phi.pull(q, _scale(self.scale, q) * (r @ self.phi(k)))[0]
+        return self.phi.pull(q, _scale(self.scale, k) * (r @ self.phi(k)))[0]
 
     @property
     def plain(self) -> bool:
@@ -165,23 +184,30 @@ class Gram(Score):
 
 @dataclass(frozen=True, eq=False)
 class Relation(Score):
-    """f(q, k) = scale <phi(q), psi(k)>: two maps, any relation, not symmetric (arXiv:2402.08856)."""
+    """f(q, k) = scale <phi(q), psi(k)>: two maps, any relation, not symmetric (arXiv:2402.08856).
+
+    Queries and keys may differ in width: phi and psi bring them to one.
+    """
 
     phi: Feature
     psi: Feature = Identity()
     scale: float | None = None
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return self.phi(q) @ self.psi(k).mT * _scale(self.scale, q)
+        return self.phi(q) @ self.psi(k).mT * _scale(self.scale, k)
 
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        c = _scale(self.scale, q)
+        c = _scale(self.scale, k)
         dq, from_q = self.phi.pull(q, c * (r @ self.psi(k)))
         dk, from_k = self.psi.pull(k, c * (r.mT @ self.phi(q)))
         return dq, dk, under("phi", from_q) | under("psi", from_k)
 
+    def fit(self, q: Tensor, k: Tensor) -> None:
+        if self.phi.identity and self.psi.identity:
+            super().fit(q, k)
+
     def dot(self, q: Queries, k: Keys) -> DotForm:
-        return DotForm(self.phi(q), self.psi(k), _scale(self.scale, q))
+        return DotForm(self.phi(q), self.psi(k), _scale(self.scale, k))
 
     @property
     def linear_in_keys(self) -> bool:
@@ -286,7 +312,7 @@ class Polynomial(Score):
     linear_in_keys = False
 
     def _root(self, q: Queries, k: Keys) -> Scores:
-        return q @ k.mT * _scale(self.scale, q) + self.offset
+        return q @ k.mT * _scale(self.scale, k) + self.offset
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
         root = self._root(q, k)
@@ -296,7 +322,7 @@ class Polynomial(Score):
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
         root = self._root(q, k)
         zero = root == 0
-        slope = torch.where(zero, 0, self.degree * _scale(self.scale, q) * r / torch.where(zero, 1, root))
+        slope = torch.where(zero, 0, self.degree * _scale(self.scale, k) * r / torch.where(zero, 1, root))
         return slope @ k, slope.mT @ q, {}
 
     def of_heads(self, some: list[int]) -> "Polynomial":
@@ -307,51 +333,6 @@ class Polynomial(Score):
 
     def scaled(self, by: float) -> "Polynomial":
         return replace(self, scale=by) if self.scale is None else self
-
-
-@dataclass(frozen=True, eq=False)
-class Additive(Score):
-    """f(q, k) = tanh(q W + k U) . w, the first neural attention (Bahdanau, arXiv:1409.0473).
-
-    W, U map d to a hidden width a (one map, or one a head); w weighs the hidden units.
-    """
-
-    W: Float[Tensor, "*h d a"]
-    U: Float[Tensor, "*h d a"]
-    w: Float[Tensor, "*h a 1"]
-
-    bilinear = None
-    linear_in_keys = False
-
-    @property
-    def held(self) -> int:
-        return self.W.shape[-1]
-
-    def _hidden(self, q: Queries, k: Keys) -> Float[Tensor, "b h m n a"]:
-        return torch.tanh((q @ self.W.to(q.dtype))[..., :, None, :] + (k @ self.U.to(k.dtype))[..., None, :, :])
-
-    def __call__(self, q: Queries, k: Keys) -> Scores:
-        return (self._hidden(q, k) @ self.w.to(q.dtype).unsqueeze(-3)).squeeze(-1)
-
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        t = self._hidden(q, k)
-        before = (1 - t * t) * self.w.to(q.dtype).mT.unsqueeze(-3) * r[..., None]
-        at_q, at_k = before.sum(-2), before.sum(-3)
-        tensors = {
-            "W": (q.mT @ at_q).sum_to_size(self.W.shape),
-            "U": (k.mT @ at_k).sum_to_size(self.U.shape),
-            "w": (t * r[..., None]).sum((-3, -2))[..., None].sum_to_size(self.w.shape),
-        }
-        return at_q @ self.W.to(q.dtype).mT, at_k @ self.U.to(k.dtype).mT, tensors
-
-    def scaled(self, by: float) -> "Additive":
-        return self
-
-    def of_heads(self, some: list[int]) -> "Additive":
-        return replace(self, **{name: of_heads(getattr(self, name), some, -3) for name in ("W", "U", "w")})
-
-    def flops(self, d: int) -> Flops:
-        return Flops(2 * self.W.shape[-1], 2 * d * self.W.shape[-1], 2 * d * self.U.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,6 +351,13 @@ class SoftCap(Score):
     @property
     def held(self) -> int:
         return self.score.held
+
+    @property
+    def opaque(self) -> bool:
+        return self.score.opaque
+
+    def fit(self, q: Tensor, k: Tensor) -> None:
+        self.score.fit(q, k)
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
         return self.cap * torch.tanh(self.score(q, k) / self.cap)
@@ -412,6 +400,13 @@ class Added(Score):
     @property
     def held(self) -> int:
         return self.score.held
+
+    @property
+    def opaque(self) -> bool:
+        return self.score.opaque
+
+    def fit(self, q: Tensor, k: Tensor) -> None:
+        self.score.fit(self._apart(q)[0], self._apart(k)[0])
 
     def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x[..., : -self.width], x[..., -self.width :]

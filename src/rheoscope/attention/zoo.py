@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from rheoscope.attention.additive import Additive
 from rheoscope.attention.feature import EluPlusOne, Linear, Residual, Tanh, Unit
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.domain import Domain
@@ -23,7 +24,7 @@ from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.sigmoid import Sigmoid
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
-from rheoscope.attention.score import Additive, Distance, Gram, Laplace, Polynomial, Relation
+from rheoscope.attention.score import Distance, Gram, Laplace, Polynomial, Relation
 from rheoscope.shapes import RheoscopeError
 
 Scale = float | None
@@ -109,17 +110,25 @@ def _width(dim: int | None) -> int:
     return dim
 
 
+def _key_width(key_dim: int | None, dim: int) -> int:
+    return dim if key_dim is None else _count("key_dim", key_dim, 1, dim)
+
+
 def scaled_dot(scale: Scale = None) -> Mechanism:
     return Mechanism(Gram(scale=_scale(scale)))
 
 
-def bilinear(dim: int | None = None, B: Tensor | None = None, scale: Scale = None) -> Mechanism:
-    return Mechanism(Relation(Linear(_given_or_made("B", B, dim, torch.eye)), scale=_scale(scale)))
+def bilinear(
+    dim: int | None = None, B: Tensor | None = None, scale: Scale = None, key_dim: int | None = None
+) -> Mechanism:
+    start = _given_or_made("B", B, dim, lambda d: torch.eye(d, _key_width(key_dim, d)))
+    return Mechanism(Relation(Linear(start), scale=_scale(scale)))
 
 
-def additive(dim: int | None = None, hidden: int = 32, seed: int = 0) -> Mechanism:
+def additive(dim: int | None = None, hidden: int = 32, seed: int = 0, key_dim: int | None = None) -> Mechanism:
     d, hidden = _width(dim), _count("hidden", hidden, 1, 32)
-    return Mechanism(Additive(_random(seed, d, hidden), _random(seed + 1, d, hidden), _random(seed + 2, hidden, 1)))
+    W, at_k = _random(seed, d, hidden), _key_width(key_dim, d)
+    return Mechanism(Additive(W, _random(seed + 1, at_k, hidden), _random(seed + 2, hidden, 1)))
 
 
 def cosine(tau: float = 10.0) -> Mechanism:
@@ -152,9 +161,12 @@ def kernel_polynomial(degree: int = 2, scale: Scale = None, offset: float = 1.0)
     return Mechanism(Polynomial(degree, _scale(scale), _finite("offset", offset)))
 
 
-def relation(dim: int | None = None, features: int = 32, hidden: int = 32, seed: int = 0) -> Mechanism:
+def relation(
+    dim: int | None = None, features: int = 32, hidden: int = 32, seed: int = 0, key_dim: int | None = None
+) -> Mechanism:
     d = _width(dim)
-    return Mechanism(Relation(_tanh(seed, d, hidden, features), _tanh(seed + 2, d, hidden, features)))
+    phi, at_k = _tanh(seed, d, hidden, features), _key_width(key_dim, d)
+    return Mechanism(Relation(phi, _tanh(seed + 2, at_k, hidden, features)))
 
 
 def symmetric_relation(dim: int | None = None, features: int = 32, hidden: int = 32, seed: int = 0) -> Mechanism:
@@ -268,7 +280,8 @@ def mechanism(name: str, **options: Any) -> Mechanism:
     **Formula** o_i = sum_j nu(f(q_i, k_j) + b_ij) g(v_j); the row of each name in `mechanisms()` states its f and nu.
 
     **Options** are those of its maker (`sigma` of the metric, `tau` of the cosine, `scale` of dot products, …). A
-    mechanism with learned maps takes `dim=` (the width of q) and starts them from `seed`.
+    mechanism with learned maps takes `dim=` (the width of q) and starts them from `seed`; where the score maps both sides
+    (`additive`, `bilinear`, `relation`) keys may have a width of their own, `key_dim=`.
 
     **Siblings** `mechanisms()` lists the names; `nn.Attention` trains one; `Mechanism` composes a new one.
 

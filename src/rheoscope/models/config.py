@@ -42,7 +42,7 @@ def _options(value: Any) -> bool:
 
 ALLOWED: dict[str, Allowed] = {
     **dict.fromkeys(
-        ("vocabulary", "width", "depth", "heads", "kv_heads", "head_width", "hidden", "context"),
+        ("vocabulary", "width", "depth", "heads", "kv_heads", "head_width", "value_width", "hidden", "context"),
         (_count, "a whole number of 1 or more", "4"),
     ),
     **dict.fromkeys(("bias", "tied", "scaled_embedding"), (lambda value: type(value) is bool, "True or False", "True")),
@@ -61,7 +61,8 @@ ALLOWED: dict[str, Allowed] = {
 class Config:
     """A Transformer in numbers and names; `recipes.py` has the ones worth training.
 
-    `kv_heads` groups heads (grouped queries), `hidden` is the width inside the FFN, `context` the longest text,
+    `kv_heads` groups heads (grouped queries), `head_width` is that of queries and keys (d_k), `value_width` that of values
+    (d_v, as d_k where it is not given), `hidden` the width inside the FFN, `context` the longest text,
     `mechanism` and `options` a row of the zoo, `branch` a factor on everything a block adds (the depth scaling of shaped
     attention), `scaled_embedding` multiplies embeddings by √width (2017). `dropout` is on what is added to the stream,
     `attention_dropout` on the weights of a softmax.
@@ -76,6 +77,7 @@ class Config:
     heads: int = 4
     kv_heads: int = 0
     head_width: int = 0
+    value_width: int = 0
     hidden: int = 0
     context: int = 512
     form: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
@@ -100,6 +102,7 @@ class Config:
             "head_width": self.head_width or self.width // max(self.heads, 1),
             "hidden": self.hidden or usual_hidden(self.width, self.ffn),
         }
+        filled["value_width"] = self.value_width or filled["head_width"]
         for name, value in filled.items():
             object.__setattr__(self, name, value)
         self._check()
@@ -112,9 +115,10 @@ class Config:
             )
         if self.position == "rotary" and self.head_width % 2:
             raise RheoscopeError(f"rotary turns pairs: an even head_width, got {self.head_width}; type another width")
-        if "dim" in self.options:
+        for name in {"dim", "key_dim"} & set(self.options):
             raise RheoscopeError(
-                f"a mechanism reads queries of head_width={self.head_width}, got options with a dim; type head_width=…"
+                f"a mechanism reads queries and keys of head_width={self.head_width}, got options with a {name}; "
+                "type head_width=…"
             )
         normaliser = self.attention().normaliser
         if self.attention_dropout and (normaliser.fused is None or not normaliser.fused.bare):
@@ -144,7 +148,7 @@ class Config:
 
     def function(self) -> str:
         """What of it decides which function the weights are: fields at their defaults and those of training left out."""
-        fixed = {one.name: one.default for one in fields(self)} | {"options": {}}
+        fixed = {one.name: one.default for one in fields(self)} | {"options": {}, "value_width": self.head_width}
         told = {name: value for name, value in asdict(self).items() if value != fixed[name]}
         return json.dumps({name: value for name, value in told.items() if not name.endswith("dropout")}, sort_keys=True)
 
@@ -160,7 +164,12 @@ class Config:
 
     def but(self, **changes: Any) -> "Config":
         """The same with some fields changed; widths that follow from others are worked out anew unless given."""
-        following = {"kv_heads": {"heads"}, "head_width": {"width", "heads"}, "hidden": {"width", "ffn"}}
+        following = {
+            "kv_heads": {"heads"},
+            "head_width": {"width", "heads"},
+            "value_width": {"width", "heads", "head_width"},
+            "hidden": {"width", "ffn"},
+        }
         fresh = {name: 0 for name, causes in following.items() if causes & set(changes) and name not in changes}
         return replace(self, **(fresh | changes))
 

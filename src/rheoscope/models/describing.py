@@ -23,6 +23,7 @@ from rheoscope.models.transformer import (
     SelfAttention,
     Stack,
     Translator,
+    apart,
 )
 from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Heads, Norm
@@ -118,29 +119,35 @@ def _cross_taps(layer: int, block: Any) -> tuple[Tap, ...]:
 def heads(block: Any, stack: Any) -> Heads:
     """The heads of self attention of a block."""
     attention: SelfAttention = block.attention
-    rows = per_head(attention.read, attention.head_width, attention.heads, attention.kv_heads, attention.kv_heads)
+    key, value = attention.head_width, attention.value_width
+    rows = per_head(attention.read, (attention.heads, key), (attention.kv_heads, key), (attention.kv_heads, value))
     return _heads(block, attention, rows, mechanism_of(attention, stack), attention.project, block.norm_attention)
 
 
 def cross_heads(block: Any) -> Heads:
     """The heads of cross attention of a block, behind the norm of the target."""
     cross: CrossAttention = block.cross
-    asking = per_head(cross.ask, cross.head_width, cross.heads)
-    rows = asking + per_head(cross.read, cross.head_width, cross.kv_heads, cross.kv_heads)
+    asking = per_head(cross.ask, (cross.heads, cross.head_width))
+    rows = asking + per_head(cross.read, (cross.kv_heads, cross.head_width), (cross.kv_heads, cross.value_width))
     return _heads(block, cross, rows, cross.mechanism.current(), partial(projected, cross), block.norm_cross)
 
 
 def projected(cross: CrossAttention, u: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v of one cloud: q counts where it is the target's, k and v where it is the source's."""
-    q = cross.ask(u).unflatten(-1, (-1, cross.head_width)).transpose(1, 2)
-    return q, *cross.remember(u)
+    return apart(cross.ask(u), cross.head_width), *cross.remember(u)
 
 
-def per_head(read: nn.Linear, width: int, *counts: int) -> Rows:
-    """The weights (g, d, k) and biases (g, k) of queries, keys or values that one projection holds, one after another."""
-    weights = read.weight.unflatten(0, (-1, width)).mT.split(counts)
-    biases = [None] * len(counts) if read.bias is None else read.bias.unflatten(0, (-1, width)).split(counts)
-    return list(zip(weights, biases, strict=True))
+def per_head(read: nn.Linear, *parts: tuple[int, int]) -> Rows:
+    """The weights (g, d, k) and biases (g, k) of queries, keys or values that one projection holds, one after another.
+
+    `parts` are the number of heads and their width for each of them.
+    """
+    sizes = [count * width for count, width in parts]
+    biases = [None] * len(parts) if read.bias is None else read.bias.split(sizes)
+    return [
+        (W.unflatten(0, part).mT, None if b is None else b.unflatten(0, part))
+        for W, b, part in zip(read.weight.split(sizes), biases, parts, strict=True)
+    ]
 
 
 def _heads(block: Any, attention: Any, rows: Rows, mechanism: Mechanism, project: Project, norm: nn.Module) -> Heads:

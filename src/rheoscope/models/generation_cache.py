@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Int
 from torch import Tensor
 
-from rheoscope.attention.cache import Cache, Remembered
+from rheoscope.attention.cache import Cache, Remembered, RememberedAnswers
 
 Remember = Callable[[], tuple[Tensor, Tensor]]
 
@@ -17,7 +17,7 @@ class LayerCache:
         self.past = Cache(room)
         self.source: tuple[Tensor, Tensor] | None = None
 
-    def remember(self, make: Remember) -> tuple[Remembered, Remembered]:
+    def remember(self, make: Remember) -> tuple[Remembered, RememberedAnswers]:
         """Keys and values of the source, made at the first call."""
         if self.source is None:
             self.source = make()

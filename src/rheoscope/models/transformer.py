@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rheoscope.attention.cache import Answering, Cache, Remembered
+from rheoscope.attention.cache import Answering, Answers, Cache, Remembered, RememberedAnswers
 from rheoscope.attention.mask import Mask, Padding, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
@@ -186,9 +186,11 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: Config, causal: bool) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_width = config.heads, config.kv_heads, config.head_width
-        self.read = nn.Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_width, bias=config.bias)
-        self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
+        self.heads, self.kv_heads = config.heads, config.kv_heads
+        self.head_width, self.value_width = config.head_width, config.value_width
+        of_key = self.head_width + self.value_width
+        self.read = nn.Linear(config.width, self.heads * self.head_width + self.kv_heads * of_key, bias=config.bias)
+        self.write = nn.Linear(self.heads * self.value_width, config.width, bias=config.bias)
         self.mechanism = Attention(config.attention().under(as_mask("causal" if causal else None)))
         self.dropped = config.attention_dropout
 
@@ -206,18 +208,16 @@ class SelfAttention(nn.Module):
         mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
         return self.write(attend(mechanism, q, k, v, real, position).transpose(1, 2).flatten(2))
 
-    def project(self, u: Cloud, turn: Turn | None = None) -> tuple[PerHead, Answering, Answering]:
+    def project(self, u: Cloud, turn: Turn | None = None) -> tuple[PerHead, Answering, Answers]:
         """q, k, v; before positions, or with q and k turned (together: half the calls)."""
         rows, asking, answering = self.read(u), self.heads * self.head_width, self.kv_heads * self.head_width
+        told = self.kv_heads * self.value_width
         if turn is None:  # split before heads are told apart: the gradient is put together in one piece
-            q, k, v = rows.split((asking, answering, answering), dim=-1)
-            return self._heads(q), self._heads(k), self._heads(v)
-        asked, v = rows.split((asking + answering, answering), dim=-1)
-        q, k = turn(self._heads(asked)).split((self.heads, self.kv_heads), dim=1)
-        return q, k, self._heads(v)
-
-    def _heads(self, rows: Float[Tensor, "b n hk"]) -> Answering:
-        return rows.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            q, k, v = rows.split((asking, answering, told), dim=-1)
+            return apart(q, self.head_width), apart(k, self.head_width), apart(v, self.value_width)
+        asked, v = rows.split((asking + answering, told), dim=-1)
+        q, k = turn(apart(asked, self.head_width)).split((self.heads, self.kv_heads), dim=1)
+        return q, k, apart(v, self.value_width)
 
 
 class CrossAttention(nn.Module):
@@ -225,26 +225,38 @@ class CrossAttention(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_width = config.heads, config.kv_heads, config.head_width
+        self.heads, self.kv_heads = config.heads, config.kv_heads
+        self.head_width, self.value_width = config.head_width, config.value_width
         self.ask = nn.Linear(config.width, self.heads * self.head_width, bias=config.bias)
-        self.read = nn.Linear(config.width, 2 * self.kv_heads * self.head_width, bias=config.bias)
-        self.write = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
+        self.read = nn.Linear(config.width, self.kv_heads * (self.head_width + self.value_width), bias=config.bias)
+        self.write = nn.Linear(self.heads * self.value_width, config.width, bias=config.bias)
         self.mechanism, self.dropped = Attention(config.attention()), config.attention_dropout
 
     def forward(self, u: Cloud, memory: Memory, across: Mask | None = None, cache: LayerCache | None = None) -> Cloud:
-        q = self.ask(u).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        q = apart(self.ask(u), self.head_width)
         k, v = self.remember(memory) if cache is None else cache.remember(lambda: self.remember(memory))
         mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
         return self.write(attend(mechanism, q, k, v, across, None).transpose(1, 2).flatten(2))
 
-    def remember(self, memory: Memory) -> tuple[Remembered, Remembered]:
-        k, v = self.read(memory).unflatten(-1, (-1, self.head_width)).transpose(1, 2).chunk(2, 1)
-        return k, v
+    def remember(self, memory: Memory) -> tuple[Remembered, RememberedAnswers]:
+        widths = self.kv_heads * self.head_width, self.kv_heads * self.value_width
+        k, v = self.read(memory).split(widths, dim=-1)
+        return apart(k, self.head_width), apart(v, self.value_width)
+
+
+def apart(rows: Float[Tensor, "b n hk"], width: int) -> Answering:
+    """Heads of this width, which lie side by side in every row, told apart."""
+    return rows.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
 def attend(
-    mechanism: Mechanism, q: PerHead, k: Remembered, v: Remembered, mask: Mask | None, position: Position | None
-) -> PerHead:
+    mechanism: Mechanism,
+    q: PerHead,
+    k: Remembered,
+    v: RememberedAnswers,
+    mask: Mask | None,
+    position: Position | None,
+) -> Float[Tensor, "b h n e"]:
     """The mechanism under a mask, with a position that adds a bias where there is one."""
     return (mechanism if position is None else replace(mechanism, position=position)).attend(q, k, v, mask)
 

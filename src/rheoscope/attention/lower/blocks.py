@@ -110,7 +110,7 @@ def walk(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[Block]:
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if not mechanism.normaliser.axes:
+    if not mechanism.normaliser.axes and not mechanism.score.opaque:
         return rowwise(mechanism, q, k, v)
     laid = lay(mechanism, q, k)
     values = mechanism.value(for_every_head(v.to(laid.q.dtype), q.shape[1]))

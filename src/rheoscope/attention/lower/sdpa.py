@@ -39,7 +39,7 @@ def refuse_score(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     i, _ = positions(1, k.shape[-2], q.device)  # the last token: a table of m < n rows has no row for the first
     form = one_pair(mechanism, q, k)
     if form is None:
-        return f"the score {type(mechanism.score).__name__} is no dot product in disguise"
+        return mechanism.score.why_no_dot
     if form.query_bias is not None and not mechanism.normaliser.shift_invariant:
         return "a sink feels the score's row constant, which the dot product drops"
     if mechanism.position.bias(i, i) is not None and not _bias_is_of_keys(mechanism, i):

@@ -257,6 +257,21 @@ def sinkformer(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     legend(right)
 
 
+def relations(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+    left, right = axes
+    for row, (name, colour) in enumerate(zip(told.name.values, (BLUE, ACCENT, INK), strict=True)):
+        for maps, line in enumerate(("-", (0, (4, 2)))):
+            label = f"{name}, {told.maps.values[maps]}"
+            left.plot(told["rank"], told.error_best.values[row, maps], color=colour, linestyle=line, label=label)
+            left.plot(told["rank"], told.error.values[row, maps], color=colour, **{**DOTS, "markersize": 5})
+    left.set_xscale("log", base=2)
+    left.set_xticks(told["rank"].values, [str(k) for k in told["rank"].values])
+    left.set_ylim(-0.03, 1.4)
+    titled(left, "line: best there is, dots: maps fitted by descent", "features", "share of the relation missed")
+    legend(left, loc="upper center", ncols=3)
+    gaps(right, told)
+
+
 DRAWN: "dict[str, Callable[[list[Axes], xarray.Dataset], None]]" = {
     draw.__name__: draw
     for draw in (
@@ -270,6 +285,7 @@ DRAWN: "dict[str, Callable[[list[Axes], xarray.Dataset], None]]" = {
         rank_collapse,
         shaped,
         heat,
+        relations,
         sinkformer,
     )
 }
@@ -279,6 +295,7 @@ WIDTHS = {
     "long_context": (3, 2),
     "shaped": (3, 2),
     "heat": (3, 2),
+    "relations": (3, 2),
     "metastable": (3, 2),
 }
 """Of the two panels, where they are not equal."""
