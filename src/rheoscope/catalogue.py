@@ -36,6 +36,7 @@ TABLE: dict[str, str] = {
     "score_attribution": "rheoscope.covers.score_attribution",
     "prefix_stability": "rheoscope.covers.prefix_stability",
     "rollout": "rheoscope.covers.rollout",
+    "heat": "rheoscope.covers.heat",
     "fixed_point": "rheoscope.covers.fixed_point",
     "boundary": "rheoscope.covers.boundary",
     "reversed_attention": "rheoscope.covers.reversed_attention",

@@ -58,6 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "stack": {"draws": 2},
     "composition": {"top": 1},
     "head_types": {"window": 2},
+    "heat": {"draws": 3, "times": (1, 4)},
     "density_clusters": {"least": 2},
     "purity": {"draws": 20},
     "senses": {"words": TWO_SENSES, "draws": 20},

@@ -13,7 +13,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.data import Corpus
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import END, PairCorpus, Pairs
-from rheoscope.models.task import Prose, Translation
+from rheoscope.models.task import Masked, Prose, Translation
 from rheoscope.models.train import read_log, train
 
 VOCABULARY = 11
@@ -46,6 +46,17 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
 
 def prose(train: int = 400, held_out: int = 100) -> Prose:
     return Prose(Corpus(tokens(train), tokens(held_out, 1), VOCABULARY, 2 * held_out, Path("tokenizer.json")))
+
+
+def masked(train: int = 400, held_out: int = 100) -> Masked:
+    """The same text with a token that hides others after its own tokens."""
+    parts = tokens(train), tokens(held_out, 1)
+    return Masked(Corpus(*parts, VOCABULARY + 1, 2 * held_out, Path("tokenizer.json")), VOCABULARY)
+
+
+def encoder(**changes: Any) -> Recipe:
+    """A small encoder."""
+    return small(**({"form": "encoder"} | changes))
 
 
 def pairs(count: int, longest: int = 5, vocabulary: int = VOCABULARY, seed: int = 0) -> Pairs:

@@ -1,6 +1,7 @@
 """Losses against a loop, sums over pieces, every held-out token once, and bits per byte by hand."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rheoscope.models.data import IGNORED
-from rheoscope.models.task import Objective, evaluate, nats, task_of
+from rheoscope.models.data import IGNORED, MASKED, prepare, seeded
+from rheoscope.models.task import Masked, Objective, evaluate, nats, task_of
 from rheoscope.models.transformer import build
-from tests.models.runs import VOCABULARY, prose, small, translation, translator
+from rheoscope.models.vocabulary import load_tokenizer
+from rheoscope.shapes import RheoscopeError
+from tests.models.runs import VOCABULARY, encoder, masked, prose, small, translation, translator
 
 CPU = torch.device("cpu")
 
@@ -100,9 +103,9 @@ def test_evaluation_is_at_rest_and_leaves_the_model_as_it_was() -> None:
     assert not model.training
 
 
-@pytest.mark.parametrize(("task", "recipe"), [(prose(), small()), (translation(), translator())])
+@pytest.mark.parametrize(("task", "recipe"), [(prose(), small()), (masked(), encoder()), (translation(), translator())])
 def test_an_objective_is_the_model_and_its_loss(task: Any, recipe: Any) -> None:
-    model = build(recipe.config).eval().requires_grad_(False)
+    model = build(recipe.config.but(vocabulary=task.vocabulary)).eval().requires_grad_(False)
     x, y = task.batch(3, recipe)
     assert torch.equal(Objective(model, task, 0.1)(x, y), task.loss(model, (x, y), 0.1))
     rows = [task.loss(model, (x[i : i + 1], y[i : i + 1]), 0.1) for i in range(len(x))]
@@ -118,6 +121,69 @@ def test_padding_of_a_pair_changes_nothing() -> None:
     assert float(task.loss(model, wider)) == pytest.approx(float(task.loss(model, (source, target))), rel=1e-5)
 
 
-def test_a_corpus_knows_its_task() -> None:
-    assert isinstance(task_of(prose().corpus), type(prose()))
-    assert isinstance(task_of(translation().corpus), type(translation()))
+# Hidden tokens
+
+
+@given(st.integers(0, 1000), st.integers(1, 40))
+def test_what_is_not_chosen_stays_and_what_is_chosen_is_asked(seed: int, n: int) -> None:
+    task = masked()
+    x = torch.randint(0, VOCABULARY, (3, n), generator=torch.Generator().manual_seed(seed))
+    shown, asked = task.hidden(x, seeded(seed))
+    chosen = asked != IGNORED
+    assert chosen.sum(-1).tolist() == [max(1, round(0.15 * n))] * 3
+    assert torch.equal(asked[chosen], x[chosen])
+    assert torch.equal(shown[~chosen], x[~chosen])
+    assert all(torch.equal(one, other) for one, other in zip(task.hidden(x, seeded(seed)), (shown, asked), strict=True))
+
+
+def test_of_the_chosen_eight_in_ten_are_hidden_one_replaced_and_one_left() -> None:
+    task, x = masked(), torch.full((400, 100), 5)
+    shown, asked = task.hidden(x, seeded(0))
+    seen = shown[asked != IGNORED]
+    assert float((seen == task.mask).double().mean()) == pytest.approx(0.8 + 0.1 / 12, abs=0.02)
+    assert float((seen == 5).double().mean()) == pytest.approx(0.1 + 0.1 / 12, abs=0.015)
+    assert set(seen.tolist()) == set(range(VOCABULARY + 1))
+    places = (asked != IGNORED).double().mean(0)
+    assert float(places.min()) > 0.08
+    assert float(places.max()) < 0.25
+
+
+def test_batches_hide_by_seed_and_step_alone() -> None:
+    task, recipe = masked(), encoder()
+    x, y = task.batch(3, recipe)
+    assert torch.equal(x, task.batch(3, recipe)[0])
+    assert not torch.equal(y, task.batch(4, recipe)[1])
+    assert not torch.equal(y, task.batch(3, recipe.but(seed=1))[1])
+
+
+@pytest.mark.parametrize(("context", "batch"), [(12, 8), (7, 4), (200, 2)])
+def test_every_held_out_token_is_shown_once_and_hidden_in_the_same_places(context: int, batch: int) -> None:
+    task, recipe = masked(held_out=101), encoder(context=context, batch=batch)
+    rows = [torch.where(y == IGNORED, x, y) for x, y in task.held_out(recipe)]
+    assert torch.cat([row.flatten() for row in rows]).tolist() == task.corpus.held_out.tolist()
+    once, again = (torch.cat([y.flatten() for _, y in task.held_out(recipe.but(seed=s))]) for s in (0, 9))
+    assert torch.equal(once, again)
+    figures = evaluate(Uniform(), task, recipe, CPU)
+    assert figures["loss"] == pytest.approx(math.log(VOCABULARY), rel=1e-6)
+    assert figures["perplexity"] == pytest.approx(VOCABULARY, rel=1e-5)
+
+
+def test_a_text_without_a_token_that_hides_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be. " * 20)
+    plain, able = (
+        prepare([tmp_path / "a.txt"], tmp_path / name, "characters", held_out=0.1, **more)
+        for name, more in (("plain", {}), ("able", {"specials": MASKED}))
+    )
+    with pytest.raises(RheoscopeError, match=r"has no token <\|mask\|>, so nothing can be hidden"):
+        task_of(plain, encoder())
+    with pytest.raises(RheoscopeError, match=r"has no token <\|mask\|>, which hides tokens from an encoder"):
+        prepare([tmp_path / "a.txt"], tmp_path / "third", tokenizer=plain.tokenizer, specials=MASKED)
+    task = task_of(able, encoder())
+    assert isinstance(task, Masked)
+    assert (task.mask, task.vocabulary) == (1, plain.vocabulary + 1)
+    assert load_tokenizer(able.tokenizer).encode("t<|mask|>").ids[-1] == 1
+
+
+def test_a_corpus_and_a_recipe_know_their_task() -> None:
+    assert isinstance(task_of(prose().corpus, small()), type(prose()))
+    assert isinstance(task_of(translation().corpus, translator()), type(translation()))

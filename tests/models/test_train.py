@@ -20,7 +20,9 @@ from tests.models.runs import (
     ENTROPY,
     VOCABULARY,
     apart,
+    encoder,
     kept,
+    masked,
     prose,
     run,
     small,
@@ -34,6 +36,7 @@ KINDS = {
     "adamw": (small(), prose()),
     "muon": (small(optimiser="muon", schedule="wsd"), prose()),
     "translation": (translator(), translation()),
+    "masked": (encoder(), masked()),
 }
 
 
@@ -55,7 +58,8 @@ def unchecked() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("kind", "stop_at"), [*(("adamw", at) for at in range(1, 9)), ("muon", 2), ("muon", 7), ("translation", 5)]
+    ("kind", "stop_at"),
+    [*(("adamw", at) for at in range(1, 9)), ("muon", 2), ("muon", 7), ("translation", 5), ("masked", 5)],
 )
 def test_a_killed_run_ends_as_if_it_had_not_been(
     kind: str, stop_at: int, whole: dict[str, Path], tmp_path: Path
@@ -259,6 +263,8 @@ def test_a_rate_that_is_too_high(tmp_path: Path) -> None:
         (small(), prose(held_out=0), "the held-out part has 0 tokens"),
         (translator(), prose(), "text is for form=decoder, this recipe has form=encoder-decoder"),
         (small(form="encoder"), prose(), "text is for form=decoder"),
+        (small(), masked(), "masked text is for form=encoder, this recipe has form=decoder"),
+        (encoder(), masked(held_out=0), "the held-out part has 0 tokens"),
         (small(), translation(), "sentence pairs are for form=encoder-decoder"),
         (translator(), translation(longest=60), "the longest sentence takes .* tokens, this recipe reads 16; type --set context="),
     ],

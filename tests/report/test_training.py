@@ -1,5 +1,6 @@
 """`rheoscope train`: in the same process where that is faster, as a person types it where it matters."""
 
+import math
 import os
 import signal
 import subprocess
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 
+import rheoscope as rs
 from rheoscope.models.train import read_log
 from rheoscope.report.training import recipe_table, show
 from rheoscope.shapes import RheoscopeError
+from tests.attention.cases import as_users_run
 
 SMALL = [
     "width=16",
@@ -46,6 +49,23 @@ def test_a_run_its_end_and_its_repetition(here: Path, capsys: pytest.CaptureFixt
     assert said.out.endswith(', at step 4); type rheoscope generate --model run "…"\n')
     train()
     assert capsys.readouterr().out.startswith("run is finished at step 4 (held out: loss ")
+
+
+def test_an_encoder_is_trained_opened_and_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the command to the analyses; hidden tokens become likelier than by their frequency."""
+    settings = [*SMALL, "batch=16", "rate=0.02", "evaluate_every=150", "held_out=0.3", "warmup=10"]
+    with as_users_run():  # shapes are checked by shorter runs
+        show("encoder", [Path("a.txt")], Path("run"), (), settings, 150, "cpu")
+    assert capsys.readouterr().out.endswith(', at step 150); type rheoscope "…" --model run\n')
+    shares = [TEXT.count(letter) / len(TEXT) for letter in set(TEXT)]
+    assert read_log(Path("run"))[-1]["loss"] < -sum(share * math.log(share) for share in shares) - 0.5
+    model = rs.load("run")
+    trace = model.trace("the <|mask|>at sat", logits=True)
+    assert trace.tokens[:6] == ["<|endoftext|>", "t", "h", "e", " ", "<|mask|>"]
+    assert model.words([int(trace.logits[5].argmax())])[0] in ("c", "s", "m")
+    assert float(trace.weights(0, 0).triu(1).sum()) > 0  # it reads what comes after
+    for ask in (rs.trajectory, rs.transport, rs.readout, rs.agreement, rs.heat):
+        assert ask(trace).data_vars
 
 
 def test_it_goes_on(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

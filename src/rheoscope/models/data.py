@@ -30,11 +30,15 @@ from rheoscope.models.token_files import (
     write_manifest,
     write_tokenizer,
 )
-from rheoscope.models.vocabulary import byte_pairs, characters, load_tokenizer, starting_with
+from rheoscope.models.vocabulary import MASK, byte_pairs, characters, load_tokenizer, starting_with
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+MASKED = (END_OF_TEXT, MASK)
+"""The special tokens of a text whose tokens are masked."""
+USES = {END_OF_TEXT: "which divides documents", MASK: "which hides tokens from an encoder"}
 
 IGNORED = -100
 """The target that cross entropy leaves out."""
@@ -99,6 +103,22 @@ class Corpus:
         rows = torch.from_numpy(self.train[own[:, None] + np.arange(context + 1)].astype(np.int64))
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
+    def rows(self, context: int, batch: int) -> Iterator[Int[Tensor, "b n"]]:
+        """The held-out part once, in order, every token: rows of `context` tokens, and what is left over as a shorter one.
+
+        >>> corpus = Corpus(np.arange(9), np.arange(8), 9, 8, Path("tokenizer.json"))
+        >>> [x.tolist() for x in corpus.rows(context=3, batch=8)]
+        [[[0, 1, 2], [3, 4, 5]], [[6, 7]]]
+        """
+        if not len(self.held_out):
+            raise RheoscopeError(_too_few("held-out", 0, 1))
+        whole = len(self.held_out) // context * context
+        for start in range(0, whole, context * batch):
+            part = self.held_out[start : min(start + context * batch, whole)]
+            yield torch.from_numpy(part.astype(np.int64)).view(-1, context)
+        if whole < len(self.held_out):
+            yield torch.from_numpy(self.held_out[whole:].astype(np.int64))[None]
+
     def windows(self, context: int, batch: int) -> Iterator[tuple[Int[Tensor, "b n"], Int[Tensor, "b n"]]]:
         """The held-out part once, in order: windows that do not overlap, the last one filled up with targets of -100.
 
@@ -125,6 +145,7 @@ def prepare(
     tokenizer: Path | None = None,
     held_out: float | Sequence[Path] = 0.02,
     progress: Progress | None = None,
+    specials: Sequence[str] = (END_OF_TEXT,),
 ) -> Corpus:
     """Make a corpus of text files: learn a byte-level BPE, write the tokens, keep a part aside that is never trained on.
 
@@ -133,7 +154,8 @@ def prepare(
     file, at least one; where that file is one document, the last share of its characters; or the files that `held_out`
     names. The vocabulary is learned from
     the training part alone. ``vocabulary="characters"`` makes every character of the texts a token;
-    `tokenizer`, a tokenizer.json with ``<|endoftext|>``, is used as it is.
+    `tokenizer`, a tokenizer.json with the `specials`, is used as it is. An encoder, which learns masked tokens, needs
+    ``specials=MASKED``.
 
     `out` holds tokenizer.json, train.bin and held_out.bin (little-endian uint16 or uint32) and corpus.json, written last:
     a directory without it is half-written. Memory stays bounded; the cleaned text lies in `out` while this runs.
@@ -155,7 +177,7 @@ def prepare(
         places = _spooled(files, spool, told)
         train, kept = _parted(spool, places, len(aside)) if aside else _split(spool, places, share, files[-1])
         told("learning the vocabulary", 0.0)
-        used = _tokenizer(train, kept, vocabulary, tokenizer)
+        used = _tokenizer(train, kept, vocabulary, tokenizer, specials)
         write_tokenizer(out, used)
         counts = {
             "train": _write_part(out / "train.bin", train, used, told),
@@ -249,18 +271,21 @@ def _byte_at(document: _Part, share: float) -> int:
     return at
 
 
-def _tokenizer(train: _Part, kept: _Part, vocabulary: int | str, given: Path | None) -> "Tokenizer":
+def _tokenizer(
+    train: _Part, kept: _Part, vocabulary: int | str, given: Path | None, specials: Sequence[str]
+) -> "Tokenizer":
     if given is not None:
         tokenizer = load_tokenizer(Path(given))
-        if tokenizer.token_to_id(END_OF_TEXT) is None:
-            raise RheoscopeError(f"{given} has no token {END_OF_TEXT}, which divides documents; type another tokenizer")
+        for special in specials:
+            if tokenizer.token_to_id(special) is None:
+                raise RheoscopeError(f"{given} has no token {special}, {USES[special]}; type another tokenizer")
         return tokenizer
     if vocabulary == "characters":
-        made = characters((piece for part in (train, kept) for piece in part.pieces()), [END_OF_TEXT])
+        made = characters((piece for part in (train, kept) for piece in part.pieces()), specials)
         return starting_with(made, END_OF_TEXT)
     if isinstance(vocabulary, str):
         raise RheoscopeError(f"vocabulary is a number of tokens or 'characters', got {vocabulary!r}; type 4096")
-    return starting_with(byte_pairs(train.pieces(), vocabulary, [END_OF_TEXT]), END_OF_TEXT)
+    return starting_with(byte_pairs(train.pieces(), vocabulary, specials), END_OF_TEXT)
 
 
 def _write_part(path: Path, part: _Part, tokenizer: "Tokenizer", told: Progress) -> dict[str, Any]:

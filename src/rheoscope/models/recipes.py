@@ -203,6 +203,12 @@ def translation() -> Recipe:
     )  # fmt: skip
 
 
+def encoder() -> Recipe:
+    """A small encoder that says which tokens are hidden (BERT's task, arXiv:1810.04805), in a minute on a CPU."""
+    config = Config(vocabulary=512, width=64, depth=2, heads=4, context=128, form="encoder")
+    return Recipe(config, steps=400, batch=32, context=64, rate=5e-3, warmup=40, evaluate_every=100, vocabulary=512)
+
+
 def shaped() -> Recipe:
     """The tiny decoder with shaped attention and the branch scaled by 1/√depth (arXiv:2306.17759): depth costs no rank."""
     recipe = tiny()
@@ -210,7 +216,7 @@ def shaped() -> Recipe:
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    made.__name__: made for made in (tiny, default, shakespeare, gpt2, base2017, translation, shaped)
+    made.__name__: made for made in (tiny, default, shakespeare, gpt2, base2017, translation, encoder, shaped)
 }
 
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rheoscope.files import write_file
-from rheoscope.models.data import Corpus, Progress, prepare
+from rheoscope.models.data import MASKED, Corpus, Progress, prepare
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PairCorpus, prepare_pairs
+from rheoscope.models.text_files import END_OF_TEXT
 from rheoscope.models.token_files import MANIFEST, filling
 from rheoscope.models.train import Place
 from rheoscope.shapes import RheoscopeError
@@ -25,7 +26,8 @@ def corpus_for(
 ) -> Corpus | PairCorpus:
     """The corpus that a recipe learns from: a directory that is already prepared, or files, tokenised into `out`.
 
-    A decoder takes texts; an encoder-decoder takes two files, a line of one the translation of that line of the other.
+    A decoder takes texts, and so does an encoder, with a token in the vocabulary that hides others; an encoder-decoder takes
+    two files, a line of one the translation of that line of the other.
     Asked again for the same files it opens what it made; asked for others it refuses. Of many processes the first one
     prepares, the others wait.
 
@@ -68,14 +70,16 @@ def _prepared(
     with filling(out):
         write_file(out / REQUEST, lambda file: file.write_text(json.dumps(request, indent=1) + "\n"))
     if not translates:
-        prepare(data, out, recipe.vocabulary, held_out=held_out or recipe.held_out, progress=progress)
+        specials = MASKED if recipe.config.form == "encoder" else (END_OF_TEXT,)
+        aside = held_out or recipe.held_out
+        prepare(data, out, recipe.vocabulary, held_out=aside, progress=progress, specials=specials)
         return
     if not isinstance(recipe.vocabulary, int):
         raise RheoscopeError(
             f"a translator's vocabulary is a number, got {recipe.vocabulary!r}; type --set vocabulary=8000"
         )
-    aside = (held_out[0], held_out[1]) if held_out else None
-    prepare_pairs(data[:1], data[1:], out, recipe.vocabulary, aside, progress)
+    pair = (held_out[0], held_out[1]) if held_out else None
+    prepare_pairs(data[:1], data[1:], out, recipe.vocabulary, pair, progress)
 
 
 def _request(recipe: Recipe, data: Sequence[Path], held_out: Sequence[Path]) -> dict[str, object]:

@@ -1,4 +1,6 @@
-"""What is learned: the next token of prose, or the translation of a sentence. A task gives batches and the loss of a batch.
+"""What is learned: the next token of prose, its hidden tokens, or the translation of a sentence.
+
+A task gives batches and the loss of a batch.
 
 Losses are sums over tokens beside how many tokens they are of, so that pieces of a batch, on one machine or many, add up.
 """
@@ -6,16 +8,17 @@ Losses are sums over tokens beside how many tokens they are of, so that pieces o
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rheoscope.models.data import IGNORED, Corpus
+from rheoscope.models.data import IGNORED, Corpus, seeded
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PAD, PairCorpus
+from rheoscope.models.vocabulary import MASK, load_tokenizer
 from rheoscope.shapes import RheoscopeError
 
 Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
@@ -88,6 +91,75 @@ class Prose:
         return {"loss": nats / tokens, "bits per byte": nats / math.log(2) / self.corpus.held_out_bytes}
 
 
+CHOSEN, HIDDEN, REPLACED = 0.15, 0.8, 0.1
+"""The share of tokens that is predicted; of these, the shares that are hidden and that are replaced by another token."""
+HELD_OUT = -1
+"""In the place of a step: held-out tokens are hidden in the same places whenever they are asked for."""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The hidden tokens, from all others (BERT, arXiv:1810.04805): (x, y) with y the tokens at chosen places, ignored elsewhere.
+
+    **Formula** 15 % of the places of each row are chosen, at least one; of these 80 % show the token `mask`, 10 % a token
+    drawn at random, 10 % what was there. The loss is over the chosen places alone.
+
+    **Laws** what is chosen is a function of (seed, step), so that a run resumes exactly; tokens at places that are not
+    chosen stay.
+    """
+
+    corpus: Corpus
+    mask: int
+
+    @staticmethod
+    def of(corpus: Corpus) -> "Masked":
+        """With the token of the corpus that hides others."""
+        mask = load_tokenizer(corpus.tokenizer).token_to_id(MASK)
+        if mask is None:
+            raise RheoscopeError(
+                f"{corpus.tokenizer} has no token {MASK}, so nothing can be hidden; type other --data, or prepare with specials=MASKED"
+            )
+        return Masked(corpus, mask)
+
+    @property
+    def vocabulary(self) -> int:
+        return self.corpus.vocabulary
+
+    @property
+    def ignored(self) -> int:
+        return IGNORED
+
+    def check(self, recipe: Recipe) -> None:
+        _check_form(recipe, "encoder", "masked text is")
+        self.batch(0, recipe)
+        next(iter(self.held_out(recipe)))
+
+    def batch(self, step: int, recipe: Recipe) -> Batch:
+        x, _ = self.corpus.batch(step, recipe.batch, recipe.context, recipe.seed)
+        return self.hidden(x, seeded(recipe.seed, step, self.mask))
+
+    def held_out(self, recipe: Recipe) -> Iterator[Batch]:
+        for at, x in enumerate(self.corpus.rows(recipe.context, recipe.batch // recipe.accumulate)):
+            yield self.hidden(x, seeded(HELD_OUT, at, self.mask))
+
+    def hidden(self, x: Int[Tensor, "b n"], draw: torch.Generator) -> Batch:
+        """What is seen of a text, and what is to be said of it."""
+        chosen = torch.rand(x.shape, generator=draw).argsort(-1) < max(1, round(CHOSEN * x.shape[-1]))
+        fate, other = torch.rand(x.shape, generator=draw), torch.randint(self.vocabulary, x.shape, generator=draw)
+        shown = torch.where(fate < HIDDEN, self.mask, torch.where(fate < HIDDEN + REPLACED, other, x))
+        return torch.where(chosen, shown, x), torch.where(chosen, x, IGNORED)
+
+    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+        x, y = batch
+        return nats(model(x), y, smoothing, self.ignored)
+
+    def count(self, batch: Batch) -> int:
+        return int((batch[1] != self.ignored).sum())
+
+    def figures(self, nats: float, tokens: int) -> dict[str, float]:
+        return per_token(nats, tokens)
+
+
 @dataclass(frozen=True)
 class Translation:
     """A target sentence, token by token, from its source: (source, target), 0 is padding."""
@@ -125,7 +197,12 @@ class Translation:
         return int((batch[1][:, 1:] != self.ignored).sum())
 
     def figures(self, nats: float, tokens: int) -> dict[str, float]:
-        return {"loss": nats / tokens, "perplexity": math.exp(min(nats / tokens, 50))}
+        return per_token(nats, tokens)
+
+
+def per_token(nats: float, tokens: int) -> dict[str, float]:
+    """Nats a token, and how many equally likely tokens that would be."""
+    return {"loss": nats / tokens, "perplexity": math.exp(min(nats / tokens, 50))}
 
 
 def nats(
@@ -158,9 +235,11 @@ def _check_form(recipe: Recipe, form: str, what: str) -> None:
         )
 
 
-def task_of(corpus: Any) -> Task:
-    """The task that a corpus is made for."""
-    return Translation(corpus) if isinstance(corpus, PairCorpus) else Prose(corpus)
+def task_of(corpus: Corpus | PairCorpus, recipe: Recipe) -> Task:
+    """What a recipe learns from a corpus."""
+    if isinstance(corpus, PairCorpus):
+        return Translation(corpus)
+    return Masked.of(corpus) if recipe.config.form == "encoder" else Prose(corpus)
 
 
 @torch.no_grad()

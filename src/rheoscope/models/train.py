@@ -1,6 +1,6 @@
 """Training: the same weights from the same seed, killed and resumed or not, on one machine or many.
 
-loss = -Σ log p(next token) / tokens        step: gradient of the whole batch, clipped, AdamW or Muon
+loss = -Σ log p(token) / tokens             step: gradient of the whole batch, clipped, AdamW or Muon
 the batch and the dropout of step t are functions of (seed, t)
 """
 

@@ -9,6 +9,9 @@ from rheoscope.shapes import RheoscopeError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+MASK = "<|mask|>"
+"""The token that stands where an encoder is to say what was there; typed in a text, it is that token."""
+
 
 def byte_pairs(texts: Iterable[str], size: int, specials: Sequence[str]) -> "Tokenizer":
     """A byte-level BPE of at most `size` tokens, learned from `texts`: specials first, then the 256 bytes, then merges.

@@ -102,11 +102,26 @@ def _trained(
     with preparing(place.first) as told:
         corpus = corpus_for(wanted, data, held_out, out / "data", place, told)
     begun = state.kept_step(out)
-    finished, words = begun == wanted.steps, f'rheoscope generate --model {shlex.quote(str(out))} "…"'
+    finished = begun == wanted.steps
     with learning(wanted, out, begun, place.first, tensorboard) as tell:
-        figures = train(wanted, task_of(corpus), out, corpus.tokenizer, device, tell=tell, say=_say)
+        figures = train(wanted, task_of(corpus, wanted), out, corpus.tokenizer, device, tell=tell, say=_say)
     did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
-    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}); type {words}"
+    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}); type {next_words(wanted, out)}"
+
+
+def next_words(trained: Recipe, out: Path) -> str:
+    """What to type next: an encoder continues no text, but it can be looked at.
+
+    >>> from rheoscope.models.recipes import encoder, tiny
+    >>> next_words(tiny(), Path("run")), next_words(encoder(), Path("run"))
+    ('rheoscope generate --model run "…"', 'rheoscope "…" --model run')
+    """
+    named = shlex.quote(str(out))
+    return (
+        f'rheoscope "…" --model {named}'
+        if trained.config.form == "encoder"
+        else f'rheoscope generate --model {named} "…"'
+    )
 
 
 def check_out(out: Path) -> None:

@@ -33,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "each_head": {"heads": [(2, 1), (4, 3)], "M": "symmetric", "each": True},
     "faithfulness": {"targets": [" on", " on"], "foils": [" of", " of"], "shares": (1.0, 0.0, 0.5), "draws": 1},
     "fixed_point": {"layers": [0, 2, 5], "times": 3, "iterations": 3},
+    "heat": {"draws": 3},
     "massive_tokens": {"times": 1.2},
     "reversed_attention": {"target": " on"},
     "rollout": {"probes": 2},
