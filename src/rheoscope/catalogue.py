@@ -20,6 +20,7 @@ TABLE: dict[str, str] = {
     "clusters": "rheoscope.flow.clusters",
     "density_clusters": "rheoscope.flow.density_clusters",
     "purity": "rheoscope.flow.purity",
+    "charts": "rheoscope.flow.charts",
     "massive_tokens": "rheoscope.flow.massive_tokens",
     "energy": "rheoscope.flow.energy",
     "scores": "rheoscope.covers.scores",

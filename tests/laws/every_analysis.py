@@ -54,6 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "head_types": {"window": 2},
     "density_clusters": {"least": 2},
     "purity": {"draws": 20},
+    "charts": {"nearest": 4, "draws": 2},
     "distorted_pairs": {"layer": 1},
     "score_attribution": {"layer": 1},
     "fixed_point": {"layers": [1], "iterations": 6},
