@@ -22,6 +22,7 @@ TABLE: dict[str, str] = {
     "purity": "rheoscope.flow.purity",
     "senses": "rheoscope.flow.senses",
     "relatedness": "rheoscope.flow.relatedness",
+    "charts": "rheoscope.flow.charts",
     "massive_tokens": "rheoscope.flow.massive_tokens",
     "energy": "rheoscope.flow.energy",
     "scores": "rheoscope.covers.scores",

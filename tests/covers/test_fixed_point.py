@@ -1,14 +1,28 @@
 """Fixed points: a layer that does nothing is one; norm, radius and boundary equal those of the dense Jacobian."""
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import rheoscope as rs
-from rheoscope.covers.fixed_point import jacobian, layer_map, norm, orbit, radius, settling
+from rheoscope.covers.fixed_point import (
+    CONTROLLED,
+    chance,
+    jacobian,
+    layer_map,
+    norm,
+    orbit,
+    over_permutations,
+    radius,
+    settling,
+    turns,
+)
 from tests.cases import EVERY, POST_NORM, double, gap, traced
 from tests.covers.cases import bare
 from tests.pretrained.cases import random
@@ -39,7 +53,7 @@ def small(name: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "own_metric", "own_encoder_buckets"])
 def test_norm_radius_and_boundary_equal_the_dense_jacobians(name: str) -> None:
     model, trace = small(name)
-    found = rs.fixed_point(model, trace, layers=[1], iterations=128, keep_massive=True)
+    found = rs.fixed_point(model, trace, layers=[1], iterations=64, keep_massive=True)
     x = trace.read_by(1)
     J = dense(layer_map(trace, 1), x)
     assert found.jacobian_norm.item() == pytest.approx(float(torch.linalg.matrix_norm(J, 2)), rel=1e-4)
@@ -62,6 +76,35 @@ def test_products_with_J_and_with_its_transpose_are_of_one_matrix(name: str) -> 
         assert abs(float((w * there).sum() - (back(w) * v).sum())) <= 1e-6 * float(there.norm() * w.norm())
 
 
+@pytest.mark.parametrize("name", ["gpt2", "own_encoder_buckets"])
+def test_the_stated_errors_are_how_far_off_norm_and_radius_may_be(name: str) -> None:
+    """After few steps the dense Jacobian's numbers are off, and by no more than is said (the radius to first order)."""
+    _, trace = small(name)
+    T, x = layer_map(trace, 1), trace.read_by(1)
+    J, products = dense(T, x), jacobian(T, x)
+    wanted = torch.linalg.matrix_norm(J, 2), torch.linalg.eigvals(J).abs().amax()
+    above = []
+    for seed in range(3):
+        start = random(seed, *x.shape).to(x)
+        for steps in (12, 20):
+            longest, off = norm(*products, start, steps)
+            assert -1e-6 * float(wanted[0]) <= float(wanted[0] - longest) <= float(off)
+            furthest, off = radius(products[0], start, steps)
+            assert abs(float(wanted[1] - furthest)) <= 2 * float(off)
+            above.append(float(furthest - wanted[1]))
+    assert float(off) <= 0.1 * float(wanted[1])
+    assert max(abs(one) for one in above) > 1e-4  # not yet there: the errors have something to say
+
+
+def test_the_radius_is_not_always_from_below() -> None:
+    """Of a map that is not symmetric Arnoldi may say too much: a nilpotent one has radius 0."""
+    N = torch.diag(torch.ones(7, dtype=F64), 1)
+    forward, _ = jacobian(lambda x: x @ N, random(0, 1, 8))
+    furthest, off = radius(forward, random(1, 1, 8), 3)
+    assert float(furthest) > 0.5
+    assert float(off) > 0.4
+
+
 def test_a_causal_jacobian_is_block_triangular() -> None:
     """Law: later tokens do not move earlier ones, so the radius is the largest over the diagonal blocks."""
     model, trace = small("llama")
@@ -70,7 +113,7 @@ def test_a_causal_jacobian_is_block_triangular() -> None:
         for j in range(i + 1, 4):
             assert not J[i, :, j].any()
     blocks = max(float(torch.linalg.eigvals(J[i, :, i]).abs().amax()) for i in range(4))
-    found = rs.fixed_point(model, trace, layers=[0], iterations=128)
+    found = rs.fixed_point(model, trace, layers=[0], iterations=64)
     assert found.jacobian_radius.item() == pytest.approx(blocks, rel=1e-4)
 
 
@@ -80,8 +123,8 @@ def test_a_linear_map_has_the_known_numbers() -> None:
     forward, back = jacobian(lambda x: x @ A, x)
     assert gap(forward(start), start @ A) <= 1e-12
     assert gap(back(start), start @ A.mT) <= 1e-12
-    assert float(norm(forward, back, start, 200)) == pytest.approx(float(torch.linalg.matrix_norm(A, 2)))
-    assert float(radius(forward, start, 18)) == pytest.approx(float(torch.linalg.eigvals(A).abs().amax()))
+    assert float(norm(forward, back, start, 18)[0]) == pytest.approx(float(torch.linalg.matrix_norm(A, 2)))
+    assert float(radius(forward, start, 18)[0]) == pytest.approx(float(torch.linalg.eigvals(A).abs().amax()))
     turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=F64)
     assert torch.allclose(
         settling(orbit(lambda x: 5 * x @ turn, random(3, 4, 2), 3), torch.arange(4)),
@@ -115,6 +158,56 @@ def test_residuals_are_those_of_the_points() -> None:
     x, y = trace.points[trace.where[1]], trace.points[-1]
     assert found.residual.item() == pytest.approx(float((y - x).norm() / x.norm()))
     assert np.allclose(found.residual_token[0], ((y - x).norm(dim=-1) / x.norm(dim=-1)))
+
+
+@given(st.integers(2, 6), st.integers(0, 99))
+@settings(max_examples=20)
+def test_the_null_is_the_mean_over_all_permutations_of_the_displacements(n: int, seed: int) -> None:
+    """A slow twin: every permutation in turn, the angles by arccos."""
+    x, moved = random(seed, n, 5), random(seed + 1, n, 5)
+    means = []
+    for order in permutations(range(n)):
+        after = x + moved[list(order)]
+        means.append(torch.cosine_similarity(x, after, dim=-1).clamp(-1, 1).arccos().mean())
+    mean, sd = over_permutations(turns(x, moved))
+    every = torch.stack(means)
+    assert float(mean) == pytest.approx(float(every.mean()))
+    assert float(sd) == pytest.approx(float(every.std(correction=0)), abs=1e-9)
+    alike = over_permutations(turns(x, moved[:1].expand(n, -1)))
+    assert float(alike[0]) == pytest.approx(float(turns(x, moved[:1].expand(n, -1)).diagonal().mean()))
+    assert float(alike[1]) == pytest.approx(0, abs=1e-9)
+
+
+def test_displacements_that_belong_to_their_tokens_are_told_from_permuted_ones() -> None:
+    """A map that pulls every token along itself turns nothing; given to others, the same displacements turn them."""
+    x = random(4, 12, 8)
+    tables = torch.stack([turns(x, 2 * x), turns(x, random(5, 12, 8))])
+    own = tables.diagonal(dim1=-2, dim2=-1).mean(-1)
+    orders = torch.stack([torch.randperm(12, generator=torch.Generator().manual_seed(at)) for at in range(99)])
+    assert float(chance(own[:1], tables[:1], orders)["turn_p"]) == pytest.approx(1 / 100)
+    assert float(chance(own[1:], tables[1:], orders)["turn_p"]) > 0.05
+
+
+def test_turn_is_the_first_settling_and_its_draws_are_of_one_permutation_for_all_layers() -> None:
+    model, trace = double("gpt2"), traced("gpt2", F64)
+    found = rs.fixed_point(model, trace, times=2, iterations=1, draws=40)
+    assert np.array_equal(found.turn, found.settling[:, 0])
+    assert found.turn_draws.shape == (40, 2)
+    z = (found.turn_draws.mean("draw") - found.turn_null) / found.turn_null_sd * np.sqrt(40)
+    assert float(abs(z).max()) < 4
+    assert 1 / 41 - 1e-12 <= float(found.turn_p) <= 1
+    assert "turn_p" not in rs.fixed_point(model, trace, times=1, iterations=1, draws=0)
+
+
+def test_the_control_has_its_own_layers_on_the_same_text() -> None:
+    model, trace = double("gpt2"), traced("gpt2", F64)
+    given = {"layers": [1], "times": 2, "iterations": 3}
+    found = rs.fixed_point(model, trace, control=trace, **given)
+    assert found.attrs["control"] == f"{trace.facts['model']}, weights {trace.facts['weights']}"
+    for name in CONTROLLED:
+        assert np.array_equal(found[name], found[f"{name}_untrained"]), name
+    with pytest.raises(rs.RheoscopeError, match=r"a control is the same text .*; type control=rs.load"):
+        rs.fixed_point(model, trace, control=model.trace([3, 4, 5]))
 
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:

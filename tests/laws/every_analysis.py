@@ -64,6 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "senses": {"words": TWO_SENSES, "draws": 20},
     "relatedness": {"words": GROUPS, "carriers": [[3, 4], [19, 5, 6]], "draws": 20},
     "relation_swap": {"draws": 0},
+    "charts": {"nearest": 4, "draws": 2},
     "distorted_pairs": {"layer": 1},
     "score_attribution": {"layer": 1},
     "fixed_point": {"layers": [1], "iterations": 6},
@@ -168,7 +169,8 @@ TWO_GROUPINGS = ["own_biased", "gemma3"]
 """An analysis knows of the order of heads by their number and their groups alone; what runs long is tried with groups."""
 TWO_TURNED = ["llama", "qwen3"]
 """Of axes it knows by what reads and writes E: with and without QK-norms; what runs long is tried with them."""
-COUNTS = {"cluster_count_null", "cluster_count_null_sd", "coordinate", "correlation", "correlation_null"}
+COUNTS = {"cluster_count_null", "cluster_count_null_sd", "coordinate", "correlation", "correlation_null",
+          "jacobian_norm_error", "jacobian_radius_error"}  # fmt: skip
 """Fields that depend on the basis of E and may stay as they are by chance."""
 BY_NUMBER = {"order", "recovered_random"}
 """Fields that name heads by their number, or draw them by it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from rheoscope.attention.definition import for_every_head, scores
 from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.covers.reading import Read, layers, provenance, tokens
+from rheoscope.covers.reading import Read, check_control, layers, named, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import q_values, rotations, two_sided, z_scores
@@ -83,9 +83,7 @@ def agreement(
         if progress is not None:
             progress(done, steps)
     attributes = provenance(trace, keep_massive, draws=draws, seed=seed, least=least)
-    attributes |= (
-        {} if control is None else {"control": f"{control.facts['model']}, weights {control.facts['weights']}"}
-    )
+    attributes |= {} if control is None else {"control": named(control)}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
     values = _values(tables[0], [table[..., 0] for table, _ in tables[1:]], beside)
     return AGREEMENT.answer(values, coords, attributes)
@@ -120,13 +118,7 @@ def _table(
 
 def _controlled(trace: Trace, control: Trace, least: int, keep_massive: bool) -> Float[Tensor, "layer h 5"]:
     """All means of the heads of the control, which must have read the same tokens in as many layers and heads."""
-    sizes = [(one.view.layers, one.view.heads, len(one)) for one in (trace, control)]
-    if sizes[0] != sizes[1] or not torch.equal(trace.ids, control.ids):
-        described = [f"{layers} layers of {heads} heads on {n} tokens" for layers, heads, n in sizes]
-        raise RheoscopeError(
-            f"a control is the same text in the same architecture: got {described[1]} beside {described[0]}"
-            f"{', other tokens' if sizes[0] == sizes[1] else ''}; type control=rs.load(…, untrained=True).trace(text)"
-        )
+    check_control(trace, control)
     return _table(control, None, least, keep_massive)[0][0]
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.fixed_point import Cloud, Map, angles, chosen_layers, layer_map, orbit
+from rheoscope.covers.fixed_point import Cloud, Map, angles, chosen_layers, directions, layer_map, orbit
 from rheoscope.covers.fixed_point import kernel as of_map
 from rheoscope.covers.reading import provenance
 from rheoscope.shapes import RheoscopeError
@@ -24,7 +24,8 @@ Points = Float[Tensor, "_ d"]
 """The cloud of one text; every text may have a length of its own."""
 Places = Int[Tensor, " n"]
 Counted = Int[Tensor, " k"]
-OF_MAP = ("residual", "settling", "jacobian_norm", "jacobian_radius")
+JACOBIAN = ("jacobian_norm", "jacobian_norm_error", "jacobian_radius", "jacobian_radius_error")
+OF_MAP = ("residual", "settling", *JACOBIAN)
 ORDERS = 64
 """Random orders that are tried until two differ from the text."""
 
@@ -51,9 +52,9 @@ def boundary(
     **Shapes** `texts`: two or more, strings or lists of token ids, of any lengths; they must share their last token. Of one text alone
     two others are made: the tokens of its first half, all but the very first (a special token in many models), in two other orders.
 
-    **Gives** (text, layer): `change`, `settled`, `residual`, `jacobian_norm`, `jacobian_radius`; (text, layer, token): `change_token`,
-    `settled_token`; (text, layer, time): `settling`; (layer): `change_null`, `settled_null`. The coordinate `boundary` has the tokens that
-    differ, `token` counts in the first text, `after` says whether a shared token comes after the boundary.
+    **Gives** (text, layer): `change`, `settled`, `residual`, `jacobian_norm`, `jacobian_radius` with their errors; (text, layer, token):
+    `change_token`, `settled_token`; (text, layer, time): `settling`; (layer): `change_null`, `settled_null`. The coordinate `boundary`
+    has the tokens that differ, `token` counts in the first text, `after` says whether a shared token comes after the boundary.
 
     **Laws** the same boundary gives 0 and equal numbers; in a causal model nothing changes before the boundary, bit for bit; norm and
     radius are those of the dense Jacobian between shared tokens; the first and another text may change places.
@@ -142,7 +143,7 @@ def kernel(
         inner = held(T, x, at)
         found = of_map(inner, x[at], kept, times, iterations, torch.Generator().manual_seed(seed))
         rows.append({name: found[name] for name in OF_MAP})
-        ways.append(orbit(inner, x[at], times)[[0, -1]])
+        ways.append(directions(orbit(inner, x[at], times)[[0, -1]]))
     turned = torch.stack([angles(way, ways[0]) for way in ways])
     tables = {name: torch.stack([row[name] for row in rows]) for name in OF_MAP}
     for end, name in enumerate(("change", "settled")):
@@ -232,10 +233,19 @@ BOUNDARY = Analysis(
         ),
         "jacobian_norm": Field(
             OF_TEXT,
-            "largest singular value of ∂T/∂X between shared tokens, the boundary held, by power iteration from below",
+            "largest singular value of ∂T/∂X between shared tokens, the boundary held, by Lanczos",
+        ),
+        "jacobian_norm_error": Field(
+            OF_TEXT, "a singular value lies so near to jacobian_norm: from the residual of the iteration", basis=True
         ),
         "jacobian_radius": Field(
-            OF_TEXT, "largest |eigenvalue| of the same, by Arnoldi: below 1 the boundary picks one place to settle at"
+            OF_TEXT,
+            "largest |eigenvalue| of the same, by Arnoldi: below 1 the layer is locally contracting here, the boundary held",
+        ),
+        "jacobian_radius_error": Field(
+            OF_TEXT,
+            "how far off jacobian_radius may be, on either side, to first order: residual of Arnoldi's vector times the condition number",
+            basis=True,
         ),
     },
 )

@@ -63,6 +63,22 @@ def layer_from_end(view: View, layer: int, head: int = 0) -> int:
     return found
 
 
+def check_control(trace: Trace, control: Trace) -> None:
+    """Refuse a control that did not read the same tokens in as many layers and heads."""
+    sizes = [(one.view.layers, one.view.heads, len(one)) for one in (trace, control)]
+    if sizes[0] != sizes[1] or not torch.equal(trace.ids, control.ids):
+        described = [f"{layers} layers of {heads} heads on {n} tokens" for layers, heads, n in sizes]
+        raise RheoscopeError(
+            f"a control is the same text in the same architecture: got {described[1]} beside {described[0]}"
+            f"{', other tokens' if sizes[0] == sizes[1] else ''}; type control=rs.load(…, untrained=True).trace(text)"
+        )
+
+
+def named(control: Trace) -> str:
+    """Which model a control is, for the attributes of a result."""
+    return f"{control.facts['model']}, weights {control.facts['weights']}"
+
+
 def provenance(trace: Trace, keep_massive: bool, **settings: Any) -> dict[str, Any]:
     """What every result on a text carries: settings, massive tokens, the model and the text."""
     attributes: dict[str, Any] = {"space": "x̂", "massive": trace.massive(), "keep_massive": int(keep_massive)}

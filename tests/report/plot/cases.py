@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "agreement": {"draws": 2},
     "attention_patching": {"target": " on", "etas": (0.1, -0.1, 0.0)},
     "boundary": {"layers": [0, 4], "iterations": 3},
+    "charts": {"nearest": 3, "draws": 2},
     "composition": {"top": 4},
     "decay": {"heads": EVERY_HEAD_OF[3], "M": "symmetric"},
     "distorted_pairs": {"layer": 2, "head": 1, "top": 4},

@@ -12,21 +12,31 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "Each layer is a map of clouds. Its residual is 0 at a fixed point; applied again and again, directions settle "
-    "where the angle falls to 0. The norm of its Jacobian is the most that a small change can grow in one step, the "
-    "radius what it does in the long run: below 1 it would settle. Boundary is how much of the last token's new place "
-    "hangs on the tokens before it."
+    "where the angle falls to 0. The norm of its Jacobian is the most that a small change can grow in one step; a "
+    "radius below 1 says that the layer is locally contracting here. Boundary is how much of the last token's new place "
+    "hangs on the tokens before it. Dashed: the layer's displacements permuted among the tokens; dots: the same "
+    "architecture untrained, where it was asked."
 )
 
 
 def picture(dataset: "xarray.Dataset") -> Picture:
-    """Residual, Jacobian and boundary over depth, settling, and the residual of every token."""
-    panels = residual(dataset), jacobian(dataset), boundary(dataset), settling(dataset), tokens(dataset)
-    return Picture("Would a layer settle?", CAPTION, panels)
+    """Residual, turn, Jacobian and boundary over depth, settling, and the residual of every token."""
+    over_depth = residual(dataset), turn(dataset), jacobian(dataset), boundary(dataset)
+    return Picture("Would a layer settle?", CAPTION, (*over_depth, settling(dataset), tokens(dataset)))
 
 
 def residual(dataset: "xarray.Dataset") -> Panel:
-    line = Line("residual", *_over(dataset, "residual"))
-    return Panel("How far from a fixed point", _about(dataset, "residual"), (line,), _layers(dataset), Axis(log=True))
+    lines = Line("residual", *_over(dataset, "residual")), *_untrained(dataset, "residual")
+    return Panel("How far from a fixed point", _about(dataset, "residual"), lines, _layers(dataset), Axis(log=True))
+
+
+def turn(dataset: "xarray.Dataset") -> Panel:
+    """How far one application turns directions, beside permuted displacements."""
+    own, null = (_over(dataset, name) for name in ("turn", "turn_null"))
+    permuted = Line("displacements permuted", *null, "null", "dashed")
+    lines = permuted, Line("turn", *own), *_untrained(dataset, "turn")
+    about = f"{_about(dataset, 'turn')}. Null: {_about(dataset, 'turn_null')}."
+    return Panel("How far directions turn", about, lines, _layers(dataset), Axis("radians", low=0.0))
 
 
 def jacobian(dataset: "xarray.Dataset") -> Panel:
@@ -36,15 +46,17 @@ def jacobian(dataset: "xarray.Dataset") -> Panel:
         Line("neither grows nor shrinks", at, [1.0] * len(at), "null", "dashed"),
         Line("norm", *_over(dataset, "jacobian_norm"), "second"),
         Line("radius", *_over(dataset, "jacobian_radius"), "first"),
+        *_untrained(dataset, "jacobian_norm", "second"),
+        *_untrained(dataset, "jacobian_radius"),
     )
     about = f"Norm: {_about(dataset, 'jacobian_norm')}. Radius: {_about(dataset, 'jacobian_radius')}."
     return Panel("Jacobian", about, lines, _layers(dataset), Axis(log=True))
 
 
 def boundary(dataset: "xarray.Dataset") -> Panel:
-    line = Line("boundary", *_over(dataset, "boundary"), "third")
+    lines = Line("boundary", *_over(dataset, "boundary"), "third"), *_untrained(dataset, "boundary", "third")
     about = _about(dataset, "boundary")
-    return Panel("Dependence on the prompt", about, (line,), _layers(dataset), Axis(low=0.0, high=1.03))
+    return Panel("Dependence on the prompt", about, lines, _layers(dataset), Axis(low=0.0, high=1.03))
 
 
 def settling(dataset: "xarray.Dataset") -> Panel:
@@ -93,6 +105,13 @@ def _told(dataset: "xarray.Dataset", at: int) -> str:
 
 def _over(dataset: "xarray.Dataset", name: str) -> tuple[range, Any]:
     return range(dataset.sizes["layer"]), dataset[name].values
+
+
+def _untrained(dataset: "xarray.Dataset", name: str, colour: str = "first") -> tuple[Line, ...]:
+    """The control's, where one was asked."""
+    control = f"{name}_untrained"
+    said = f"{name.removeprefix('jacobian_')}, untrained"
+    return (Line(said, *_over(dataset, control), colour, "dots"),) if control in dataset else ()
 
 
 def _layers(dataset: "xarray.Dataset") -> Axis:
