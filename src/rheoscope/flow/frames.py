@@ -72,7 +72,7 @@ def frames(
         towards, attributes["target"] = direction_of(trace.view, target).to(points), target
     coords = {"frame": [seen.steps[k] for k in at], "token": seen.tokens, "word": ("token", seen.words)}
     values = kernel(points, at, towards, angle)
-    return FRAMES.answer(values, coords, attributes | seen.attributes | {"space": "sphere"})
+    return FRAMES.answer(values, coords, attributes | seen.attributes | {"space": "centred sphere"})
 
 
 def kernel(
