@@ -175,7 +175,7 @@ def test_functions_that_take_both_refuse_them_too() -> None:
 
 
 def test_a_name_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(RheoscopeError, match=r"there is no analysis 'nowhere'; type one of readout"):
+    with pytest.raises(RheoscopeError, match=r"there is no analysis 'nowhere'; type one of frames"):
         catalogue.analysis("nowhere")
     with pytest.raises(AttributeError, match="has no name 'nowhere'"):
         _ = rs.nowhere

@@ -119,7 +119,17 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
     ):
         assert said in done.stdout
     told = json.loads((tmp_path / "keys.json").read_text())
-    flow = {"readout", "trajectory", "transport", "geometry_kept", "clusters", "purity", "massive_tokens", "energy"}
+    flow = {
+        "frames",
+        "readout",
+        "trajectory",
+        "transport",
+        "geometry_kept",
+        "clusters",
+        "purity",
+        "massive_tokens",
+        "energy",
+    }
     covers = {"agreement", "distorted_pairs", "score_attribution", "scores", "head_types", "operators"}
     assert set(told) == flow | covers | {"findings", "findings_covers"}
     assert told["findings"]["attrs"]["tested"] > 5

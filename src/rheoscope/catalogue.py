@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rheoscope.space.analysis import Analysis
 
 TABLE: dict[str, str] = {
+    "frames": "rheoscope.flow.frames",
     "readout": "rheoscope.flow.readout",
     "trajectory": "rheoscope.flow.trajectory",
     "transport": "rheoscope.flow.transport",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
+from rheoscope.catalogue import TABLE
 from rheoscope.report.answers_page import compared_page, drawings, page_of
 from rheoscope.report.drawing import picture_of
 from rheoscope.report.findings import COVERS, findings, sentences
@@ -46,7 +47,10 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     assert heads[0] == "The text"
     assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[1:4]
     assert heads[4:6] == ["Findings", "The covers: what heads make of similarity"]
-    assert heads[6:-1] == [picture_of(dataset, words=model().words).title for dataset in told().found.values()]
+    assert heads[6] == "The cloud, layer by layer"
+    asked = [told().found[name] for name in TABLE if name in told().found]
+    assert heads[6:-1] == [picture_of(dataset, words=model().words).title for dataset in asked]
+    assert len(asked) == len(told().found)
     assert heads[-1] == "Where the numbers come from"
     for line in (*sentences(*findings(told().found)), *sentences(*findings(told().found, candidates=COVERS))):
         assert line in parts.texts["li"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.flow.cloud import clouds
+from rheoscope.flow.projection import on_plane, plane
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.share import share
 from rheoscope.space.trace import Trace
@@ -33,7 +34,7 @@ def trajectory(
     **Gives** (step, token): `speed`, `relative_speed`; (turn, token): `turning`; (token): `path_length`, `chord`,
     `straightness` and its null; (draw): `straightness_flipped`; (layer): `attention_share`; (layer, head): `head_speed`,
     `head_cosine`, whatever the space in the raw one; (layer, token): `straightness_so_far`; (point, token, axis): `place`,
-    (axis): `place_share`, a map of the paths. Massive tokens are dropped and listed in `attrs["massive"]`.
+    (axis): `place_share`, a map of the paths on the sphere. Massive tokens are dropped and listed in `attrs["massive"]`.
 
     **Laws** chord ≤ path; straightness lies in [0, 1]; unchanged by a turn of the axes of E, scaled by a scale.
 
@@ -75,7 +76,7 @@ def kernel(
     moved, first = points.diff(dim=-3), points[..., 0, :, :]
     speed, chords = moved.norm(dim=-1), torch.stack([(x - first).norm(dim=-1) for x in points.unbind(-3)], -2)
     path, chord = speed.sum(-2), chords[..., -1, :]
-    place, place_share = plane(points)
+    place = on_plane(points, plane(points, [*starts, ends[-1]]))
     return {
         "speed": speed,
         "relative_speed": speed / points[..., :-1, :, :].norm(dim=-1).clamp(min=1e-30),
@@ -87,7 +88,7 @@ def kernel(
         "straightness_flipped": flipped(moved, path, draws, seed),
         "straightness_so_far": share(chords[..., ends, :], speed.cumsum(-2)[..., [end - 1 for end in ends], :]),
         "place": place,
-        "place_share": place_share,
+        "place_share": place.square().mean((-3, -2)),
         "attention_share": attention_share(speed, starts, middles, ends),
     }
 
@@ -138,25 +139,6 @@ def attention_share(
     return share(attention, whole)
 
 
-def plane(points: Float[Tensor, "*b p n d"]) -> tuple[Float[Tensor, "*b p n 2"], Float[Tensor, "*b 2"]]:
-    """All points on the two directions in which they spread most, and the share of the variance that each holds.
-
-    The sign of a direction is free: the point farthest along it is put on the positive side.
-    """
-    clouds, mean = points.unbind(-3), points.mean((-3, -2))[..., None, :]
-    spread = torch.zeros_like(mean.mT @ mean)
-    for x in clouds:
-        spread += (x - mean).mT @ (x - mean)
-    with torch.random.fork_rng(devices=[]):  # the same picture every time, and the caller's draws untouched
-        torch.manual_seed(0)
-        axes = torch.svd_lowrank(spread.cpu(), q=min(12, points.shape[-1]), niter=8)[2][..., :2].to(points)
-    flat = torch.cat([(x - mean) @ axes for x in clouds], -2)
-    flat = torch.nn.functional.pad(flat, (0, 2 - axes.shape[-1]))
-    flat = flat * flat.gather(-2, flat.abs().argmax(-2, keepdim=True)).sign()
-    total = spread.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
-    return flat.unflatten(-2, points.shape[-3:-1]), share(flat.square().sum(-2), total.expand_as(flat[..., 0, :]))
-
-
 TRAJECTORY = Analysis(
     name="trajectory",
     question="How far does each layer move the tokens, do they go straight, and who moves them?",
@@ -189,9 +171,12 @@ TRAJECTORY = Analysis(
         ),
         "place": Field(
             ("point", "token", "axis"),
-            "where a token is on the two directions in which the paths of all tokens spread most (PCA over all points)",
+            "a token's direction around the mean of its cloud, on the two directions in which those of all layers together "
+            "spread most (PCA): the plane of `frames`",
         ),
-        "place_share": Field(("axis",), "share of the variance of all points that each of the two directions holds"),
+        "place_share": Field(
+            ("axis",), "share of the directions' variance, over all points, that each of the two holds"
+        ),
         "attention_share": Field(
             ("layer",), "attention's share of the path in a layer: its summed speed over that of attention and MLP"
         ),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
+from rheoscope.catalogue import TABLE
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Subject, ask
 from rheoscope.report.drawing import picture_of
@@ -76,9 +77,11 @@ def _named(block: Block, after: str) -> Block:
 
 
 def drawings(answers: Answers) -> list[Drawing]:
-    """The picture of every answer, maps of heads coloured by the types of heads; one picture where it was asked several times."""
+    """The picture of every answer, in the order in which people read them (that of the catalogue); one where it was asked
+    several times. Maps of heads are coloured by the types of heads.
+    """
     types = answers.found.get("head_types")
-    once = [key for key in answers.found if " " not in key]
+    once = [name for name in TABLE if name in answers.found]
     return [Drawing(picture_of(answers.found[key], words=answers.words, types=types)) for key in once]
 
 

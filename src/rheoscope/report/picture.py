@@ -33,7 +33,10 @@ Numbers = Sequence[float | int] | np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Values at x; `style` is solid, dashed or dots. With `tip`, the whole line answers a pointer, else every x does."""
+    """Values at x; `style` is solid, dashed, hair (thin and light), dots, rings or stars.
+
+    With `tip` the whole line answers a pointer, with `tips` each of its dots does, else every x.
+    """
 
     name: str
     x: Numbers
@@ -41,6 +44,12 @@ class Line:
     colour: str = "first"
     style: str = "solid"
     tip: str = ""
+    tips: Sequence[str] = ()
+
+    @property
+    def answers(self) -> bool:
+        """Does it say itself what it is?"""
+        return bool(self.tip or len(self.tips))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +85,13 @@ class Cells:
 
 @dataclass(frozen=True)
 class Word:
-    """A word at a place, `side` of it: left, right or middle."""
+    """A word at a place, `side` of it: left, right, above, below or middle; a `strong` one stands out."""
 
     x: float | int
     y: float | int
     text: str
     side: str = "right"
+    strong: bool = False
 
 
 Mark = Line | Shape | Cells | Word
@@ -105,7 +115,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes with what stands on it; `about` says how to read it, `columns` of three it takes, `height` in rows."""
+    """One pair of axes with what stands on it; `about` says how to read it, `columns` of three it takes, `height` in rows.
+
+    On an `equal` one a unit is as long on both axes, so that a circle is round.
+    """
 
     title: str
     about: str
@@ -114,11 +127,12 @@ class Panel:
     y: Axis = field(default_factory=Axis)
     columns: int = 1
     height: float = 1.0
+    equal: bool = False
 
     @property
     def key(self) -> dict[str, tuple[str, str]]:
         """Name → (colour, style) of what needs one: named shapes, and named lines without a hover text of their own."""
-        lines = [mark for mark in self.marks if isinstance(mark, Line) and mark.name and not mark.tip]
+        lines = [mark for mark in self.marks if isinstance(mark, Line) and mark.name and not mark.answers]
         shapes = [mark for mark in self.marks if isinstance(mark, Shape) and mark.name]
         return {mark.name: (mark.colour, mark.style) for mark in lines} | {
             mark.name: (mark.colour, "dots") for mark in shapes

@@ -39,6 +39,8 @@ class Frame:
         self.left = _margin(panel)
         self.panel, self.cells = panel, panel.cells
         self.xs, self.ys = _scaled(panel, "x"), _scaled(panel, "y")
+        if panel.equal:
+            self.xs, self.ys = _equal(self.xs, self.ys, self.width - self.left - RIGHT, self.height - TOP - BOTTOM)
 
     def x(self, value: float) -> float:
         return self.left + self.share(value, self.xs, self.panel.x) * (self.width - self.left - RIGHT)
@@ -101,19 +103,44 @@ def marks(frame: Frame) -> list[str]:
 
 def line(frame: Frame, mark: Line) -> str:
     """A line is broken where a value is missing."""
+    if mark.style in SPOTS:
+        return spots(frame, mark)
     tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
-    if mark.style == "dots":
-        r = dot(frame)
-        spots = (_at(frame, float(x), float(y)) for x, y in zip(mark.x, mark.y, strict=True) if _there(frame, float(y)))
-        return "".join(
-            f'<circle{" class=on" * frame.cells} cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" fill="{colour_of(mark.colour)}">{tip}</circle>'
-            for x, y in spots
-        )
-    look = f'class="{"path" if mark.tip else "line"}{" null" * (mark.style == "dashed")}" stroke="{colour_of(mark.colour)}"'
+    plain = "path" if mark.tip else "line"
+    kind = {"solid": plain, "dashed": f"{plain} null", "hair": "hair"}[mark.style]
     return "".join(
-        f'<polyline {look} points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in piece)}">{tip}</polyline>'
+        f'<polyline class="{kind}" stroke="{colour_of(mark.colour)}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in piece)}">'
+        f"{tip}</polyline>"
         for piece in _pieces(frame, mark)
     )
+
+
+def spots(frame: Frame, mark: Line) -> str:
+    """Dots, rings or stars, each with its own words under the pointer or with those of all."""
+    r, colour, drawn = dot(frame), colour_of(mark.colour), []
+    for at, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
+        if _there(frame, float(y)):
+            said = mark.tips[at] if len(mark.tips) else mark.tip
+            tip = f"<title>{escape(said)}</title>" if said else ""
+            drawn.append(SPOTS[mark.style](*_at(frame, float(x), float(y)), r, colour, tip, frame.cells))
+    return "".join(drawn)
+
+
+def round_spot(x: float, y: float, r: float, colour: str, tip: str, on: bool) -> str:
+    return f'<circle{" class=on" * on} cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" fill="{colour}">{tip}</circle>'
+
+
+def ring(x: float, y: float, r: float, colour: str, tip: str, on: bool) -> str:
+    return f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="{2 * r:.1f}" stroke="{colour}">{tip}</circle>'
+
+
+def star(x: float, y: float, r: float, colour: str, tip: str, on: bool) -> str:
+    reach = [(r * (2.4 if k % 2 == 0 else 1.0), math.pi * (k / 5 - 0.5)) for k in range(10)]
+    points = " ".join(f"{x + far * math.cos(turn):.1f},{y + far * math.sin(turn):.1f}" for far, turn in reach)
+    return f'<polygon class="star" points="{points}" fill="{colour}">{tip}</polygon>'
+
+
+SPOTS = {"dots": round_spot, "rings": ring, "stars": star}
 
 
 def dot(frame: Frame) -> float:
@@ -160,16 +187,24 @@ def cell(mark: Cells, row: int, column: int, shade: float, box: tuple[float, flo
 
 
 def word(frame: Frame, mark: Word) -> str:
-    anchor, shift = {"left": ("end", -6), "right": ("start", 6), "middle": ("middle", 0)}[mark.side]
-    x, y = frame.x(float(mark.x)) + shift, frame.y(float(mark.y)) + 4
+    off = 10 if mark.strong else 6
+    anchor, across, down = {
+        "left": ("end", -off, 4),
+        "right": ("start", off, 4),
+        "above": ("middle", 0, -off),
+        "below": ("middle", 0, off + 8),
+        "middle": ("middle", 0, 4),
+    }[mark.side]
+    x, y = frame.x(float(mark.x)) + across, frame.y(float(mark.y)) + down
     text = _short(mark.text, 18 if mark.side != "middle" else int(frame.width / LETTER) - 2)
-    return f'<text class="word" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    kind = "word strong" if mark.strong else "word"
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def hits(frame: Frame) -> str:
     """A column for every x that says all values there; none where lines, or cells, answer for themselves."""
     series = [mark for mark in frame.panel.marks if isinstance(mark, Line) and mark.name]
-    if frame.cells or any(mark.tip for mark in series) or not series:
+    if frame.cells or any(mark.answers for mark in series) or not series:
         return ""
     table: dict[float, list[str]] = {}
     for mark in series:
@@ -246,6 +281,21 @@ def _scaled(panel: Panel, direction: str) -> tuple[float, float]:
     if axis.names and not panel.cells and high > low:
         return low - 0.02 * (high - low), high + 0.02 * (high - low)
     return low, high
+
+
+def _equal(
+    xs: tuple[float, float], ys: tuple[float, float], wide: float, tall: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Both spans, the one that has room to spare made longer, so that a unit is as long on both axes.
+
+    >>> _equal((0.0, 1.0), (0.0, 1.0), 200.0, 100.0)
+    ((-0.5, 1.5), (0.0, 1.0))
+    """
+    unit = max((xs[1] - xs[0]) / wide, (ys[1] - ys[0]) / tall)
+    (left, right), (low, high) = (
+        (sum(span) / 2 - unit * room / 2, sum(span) / 2 + unit * room / 2) for span, room in ((xs, wide), (ys, tall))
+    )
+    return (left, right), (low, high)
 
 
 def _margin(panel: Panel) -> int:

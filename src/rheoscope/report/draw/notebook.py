@@ -36,7 +36,10 @@ def in_notebook(picture: Picture) -> Any:
             put(figure, mark, panel, row, column, "legend" if panel.cells else f"legend{at + 2}")
         figure.update_xaxes(**axis_of(panel.x, panel, "x"), row=row, col=column)
         figure.update_yaxes(**axis_of(panel.y, panel, "y"), row=row, col=column)
-        head(figure, panel, at, figure.get_subplot(row, column))
+        place = figure.get_subplot(row, column)
+        if panel.equal:
+            figure.update_yaxes(scaleanchor=place.yaxis.anchor, scaleratio=1, row=row, col=column)
+        head(figure, panel, at, place)
     each_once(figure)
     title = {"text": escaped(picture.title), "x": 0.01, "y": 0.99, "yanchor": "top", "font": {"color": INK}}
     below = {"orientation": "h", "x": 0, "y": 0.005, "yanchor": "bottom", "yref": "container"}
@@ -94,10 +97,7 @@ def put(figure: Any, mark: Any, panel: Panel, row: int, column: int, legend: str
     from plotly import graph_objects as go
 
     if isinstance(mark, Word):
-        anchor = {"left": "middle left", "right": "middle right", "middle": "middle center"}[mark.side]
-        drawn: Any = go.Scatter(
-            x=[mark.x], y=[mark.y], text=[escaped(mark.text)], mode="text", textposition=anchor, hoverinfo="skip"
-        )
+        drawn: Any = word(mark)
     elif isinstance(mark, Shape):
         drawn = go.Scatter(
             x=list(mark.x), y=list(mark.y), fill="toself", mode="none", fillcolor=colour_of(mark.colour),
@@ -115,17 +115,38 @@ def put(figure: Any, mark: Any, panel: Panel, row: int, column: int, legend: str
         figure.add_shape(type="rect", **frame, line={"color": INK, "width": 1.5}, row=row, col=column)
 
 
+def word(mark: Word) -> Any:
+    from plotly import graph_objects as go
+
+    anchor = {
+        "left": "middle left", "right": "middle right", "above": "top center", "below": "bottom center", "middle": "middle center"
+    }[mark.side]  # fmt: skip
+    text = f"<b> {escaped(mark.text)} </b>" if mark.strong else escaped(mark.text)  # room for a ring
+    return go.Scatter(
+        x=[mark.x], y=[mark.y], text=[text], mode="text", textposition=anchor, textfont={"size": 10}, hoverinfo="skip"
+    )
+
+
 def line(mark: Line, panel: Panel) -> Any:
     from plotly import graph_objects as go
 
     names = [escaped(panel.x.names[int(x)]) if panel.x.names else x for x in mark.x]
-    template = None if panel.cells else escaped(mark.tip) or "%{customdata}: %{y:.4g}"
+    told = [escaped(tip) for tip in mark.tips] or names
+    template = "%{customdata}<extra></extra>" if len(mark.tips) else escaped(mark.tip) or "%{customdata}: %{y:.4g}"
+    dash = "dash" if mark.style == "dashed" else "solid"
+    hair, mute = mark.style == "hair", panel.cells or not (mark.name or mark.answers)
+    size, symbol = {"rings": (12, "circle-open"), "stars": (13, "star")}.get(mark.style, (6, "circle"))
+    edge = (
+        {"color": colour_of(mark.colour), "width": 2}
+        if mark.style == "rings"
+        else {"color": PAPER, "width": 1.0 * panel.cells}
+    )
     return go.Scatter(
-        x=list(mark.x) or [None], y=list(mark.y) or [None], name=escaped(mark.name), customdata=names, hovertemplate=template,
-        mode="markers" if mark.style == "dots" else "lines",
-        line={"color": colour_of(mark.colour), "dash": "dash" if mark.style == "dashed" else "solid", "width": 1 if mark.tip else 2},
-        marker={"color": colour_of(mark.colour), "size": 6, "line": {"color": PAPER, "width": 1.0 * panel.cells}},
-        hoverinfo="skip" if panel.cells else None,
+        x=list(mark.x) or [None], y=list(mark.y) or [None], name=escaped(mark.name), customdata=told,
+        hovertemplate=None if mute else template, hoverinfo="skip" if mute else None,
+        mode="markers" if mark.style in ("dots", "rings", "stars") else "lines", opacity=0.4 if hair else 1,
+        line={"color": colour_of(mark.colour), "dash": dash, "width": 1 if mark.tip or hair else 2},
+        marker={"color": colour_of(mark.colour), "size": size, "symbol": symbol, "line": edge},
     )  # fmt: skip
 
 

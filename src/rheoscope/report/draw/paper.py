@@ -47,21 +47,51 @@ def draw(axes: "Axes", panel: Panel) -> None:
 
 def put(axes: "Axes", mark: Line | Shape | Cells | Word) -> None:
     if isinstance(mark, Line):
-        size = 5 if axes.images else 3.5
-        ring: dict[str, Any] = {"markeredgecolor": PAPER, "markeredgewidth": 0.7} if axes.images else {}
-        look = {"solid": "-", "dashed": "--", "dots": "o"}[mark.style]
-        width = 0.8 if mark.tip else 1.6
-        label = "" if mark.tip else mark.name
-        axes.plot(
-            mark.x, mark.y, look, color=colour_of(mark.colour), label=label, linewidth=width, markersize=size, **ring
-        )
+        put_line(axes, mark)
     elif isinstance(mark, Shape):
         axes.fill(mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0, label=mark.name)
     elif isinstance(mark, Word):
-        side = {"left": "right", "right": "left", "middle": "center"}[mark.side]
-        axes.text(mark.x, mark.y, plain(mark.text), ha=side, va="center", fontsize=7, color=INK)
+        put_word(axes, mark)
     else:
         put_cells(axes, mark)
+
+
+def put_line(axes: "Axes", mark: Line) -> None:
+    looks: dict[str, dict[str, Any]] = {
+        "solid": {"linewidth": 0.8 if mark.tip else 1.6},
+        "dashed": {"linestyle": "--", "linewidth": 0.8 if mark.tip else 1.6},
+        "hair": {"linewidth": 0.6, "alpha": 0.3},
+        "dots": {"linestyle": "", "marker": "o", "markersize": 5 if axes.images else 3.5},
+        "rings": {"linestyle": "", "marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.6},
+        "stars": {"linestyle": "", "marker": "*", "markersize": 11},
+    }
+    edge: dict[str, Any] = {"markeredgecolor": PAPER, "markeredgewidth": 0.7} if axes.images else {}
+    axes.plot(
+        mark.x,
+        mark.y,
+        color=colour_of(mark.colour),
+        label="" if mark.answers else mark.name,
+        **looks[mark.style] | edge,
+    )
+
+
+def put_word(axes: "Axes", mark: Word) -> None:
+    """Beside its place, as far off as a dot is wide, or a ring; lines stop short of it."""
+    from matplotlib.patheffects import withStroke
+
+    dx, dy, across, up = {
+        "left": (-1, 0, "right", "center"),
+        "right": (1, 0, "left", "center"),
+        "above": (0, 1, "center", "bottom"),
+        "below": (0, -1, "center", "top"),
+        "middle": (0, 0, "center", "center"),
+    }[mark.side]
+    off = 7 if mark.strong else 4
+    axes.annotate(
+        plain(mark.text), (mark.x, mark.y), (off * dx, off * dy), textcoords="offset points", ha=across, va=up, fontsize=7,
+        color=INK, fontweight="bold" if mark.strong else "normal", annotation_clip=False,
+        path_effects=[withStroke(linewidth=1.5, foreground=PAPER)],
+    )  # fmt: skip
 
 
 def put_cells(axes: "Axes", cells: Cells) -> None:
@@ -102,6 +132,8 @@ def dress(axes: "Axes", panel: Panel) -> None:
             air = 0.02 * (high - low) if axis.names else 0.0
             limits(low - air, high + air)
         label(which, axis, 16 if panel.columns == 3 or axis is panel.y else 12)
+    if panel.equal:
+        axes.set_aspect("equal", adjustable="box")
     axes.spines[["left", "bottom"]].set_visible(not panel.y.bare)
 
 

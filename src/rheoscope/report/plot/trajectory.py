@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "Every token is a point that each half-layer displaces. Straightness is chord over path; its null gives the same "
-    "displacements random directions, so above it updates reinforce each other and below it they cancel. The map shows two "
-    "directions of many: distances on it are at most the true ones. Massive tokens, longer than five times the median, are "
-    "left out: "
+    "displacements random directions, so above it updates reinforce each other and below it they cancel. The map shows "
+    "directions around the middle of the cloud, points on a sphere, on the plane of the frames of the cloud: two directions of "
+    "many, and no lengths, since a first layer may move tokens many times theirs. Massive tokens, longer than five times the "
+    "median, are left out: "
 )
 
 
@@ -45,7 +46,7 @@ def paths(dataset: "xarray.Dataset") -> Panel:
     about = "One line a token, from the embedding to the dot after the last layer; blue tokens come first in the text, red last."
     about += f" {len(drawn)} of {len(words)} are drawn." if len(drawn) < len(words) else ""
     x, y = (Axis(f"direction {k + 1}: {float(share[k]):.0%} of the variance") for k in (0, 1))
-    return Panel("Paths of the tokens", about, tuple(marks), x, y, columns=2, height=1.9)
+    return Panel("Paths of the tokens on the sphere", about, tuple(marks), x, y, columns=2, height=1.9, equal=True)
 
 
 def speeds(dataset: "xarray.Dataset") -> Panel:
