@@ -1,5 +1,6 @@
 """What every test shares: no deadlines, no display, no process left behind, and what the marks ask for."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +8,8 @@ from pathlib import Path
 import jaxtyping
 import pytest
 from hypothesis import settings
+from xdist import is_xdist_controller
 
-from rheoscope.space.weights import settle_half_precision
 from tests.processes import ended
 
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -43,10 +44,24 @@ what the other tests of the room find."""
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 """A directory of real checkpoints, one folder each; tests marked `real_weights` run where it exists."""
 
-settle_half_precision()  # before any number that a later one must equal
 settings.register_profile("patient", deadline=None)  # a shared machine is slow at times, which says nothing of the code
 if not os.environ.get("CI"):  # hypothesis has its own CI profile: no deadline, no randomness
     settings.load_profile("patient")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The package is first imported here, and not in a process that only hands out tests to its workers."""
+    if not is_xdist_controller(session):
+        from tests import checking
+
+        checking.install()
+        from rheoscope.space.weights import settle_half_precision
+
+        settle_half_precision()  # before any number that a later one must equal
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was collected lives as long as the run; no search for garbage walks through it again
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
