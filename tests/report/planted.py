@@ -76,17 +76,18 @@ def transport(stays: float, goes: float, kappa: float = 0.5, seed: int = 0) -> x
 
 def clusters(last: float, count: int = 50) -> xr.Dataset:
     data = {
-        "effective_rank": ("point", np.linspace(30.0, last, POINTS)),
+        "type_effective_rank": ("point", np.linspace(30.0, last, POINTS)),
         "type_count": 53,
         "type_cluster_count": ("point", np.linspace(52, count, POINTS).round()),
     }
     return xr.Dataset(data)
 
 
-def purity(p: float, pairs: int = 9) -> xr.Dataset:
-    values = {"purity": 0.9, "purity_null": 0.5, "purity_null_sd": 0.01, "p_value": p, "shared_names": pairs}
+def purity(p: float, pairs: int = 9, before: float = 0.5) -> xr.Dataset:
+    values = {"purity": 0.9, "purity_null": 0.5, "purity_null_sd": 0.01, "p_value": p}
     data = {name: (("point", "by"), np.full((POINTS, 1), value)) for name, value in values.items()}
-    return xr.Dataset(data, {"by": ["stem"]})
+    data["purity"][1][0] = before
+    return xr.Dataset(data | {"pairs": ("by", [pairs])}, {"by": ["stem"]})
 
 
 def fixed_point(radius: float, error: float = 0.01) -> xr.Dataset:

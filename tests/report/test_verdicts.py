@@ -55,6 +55,8 @@ def test_tokens_gather_beyond_the_architecture_and_by_meaning() -> None:
         verdict("meaning", *CONTROLS, clusters=few["clusters"], purity=planted.purity(0.0005, pairs=1)).answer
         == "yes · cannot tell"
     )
+    as_before = planted.purity(0.0005, before=0.9)
+    assert verdict("meaning", *CONTROLS, clusters=few["clusters"], purity=as_before).answer == "yes · no"
     assert verdict("meaning", **few).answer == "cannot tell · yes"  # no control, no word of what training made
 
 

@@ -55,7 +55,7 @@ def purity(
     (English, in the place of a lemma, which would need a dictionary) and `frequency` (how often the type stands in this text: 1,
     2 to 3, 4 to 7, … times).
 
-    **Gives** (point, by): `purity`, `purity_null`, `purity_null_sd`, `purity_z`, `p_value`; (by): `named`, `p_value_anywhere`;
+    **Gives** (point, by): `purity`, `purity_null`, `purity_null_sd`, `purity_z`, `p_value`; (by): `named`, `pairs`, `p_value_anywhere`;
     `draws=0` leaves out what is drawn.
 
     **Laws** 1 where every cluster holds one name; the null's own p-values are uniform; a text whose tokens are all told twice
@@ -81,7 +81,9 @@ def kernel(label: Int[Tensor, "p t"], names: Int[Tensor, "by t"], draws: int, se
     """Purity of every clustering under every naming, beside the same names permuted; without draws nothing beside it."""
     table = torch.stack([of_names(label, name, draws, seed) for name in names], 1)
     measured, null = table[..., 0], table[..., 1:]
-    values = {"purity": measured, "named": (names != NAMELESS).sum(-1)}
+    there = names != NAMELESS
+    same = (names[:, :, None] == names[:, None, :]) & there[:, :, None]
+    values = {"purity": measured, "named": there.sum(-1), "pairs": (same.sum((-2, -1)) - there.sum(-1)) // 2}
     if not draws:
         return values
     mean = null.mean(-1)
@@ -183,5 +185,6 @@ PURITY = Analysis(
             "share of permutations whose largest purity above its mean, over all points after the embedding, is at least as large",
         ),
         "named": Field(("by",), "number of token types that have a name"),
+        "pairs": Field(("by",), "number of pairs of token types that share a name: what purity can speak of"),
     },
 )

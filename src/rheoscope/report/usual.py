@@ -22,7 +22,7 @@ def _counted(answers: Answers) -> int:
 
 
 def _purity(answers: Answers) -> dict[str, Settings]:
-    return {"": {"draws": 100} | ({"clusters": answers.found["clusters"]} if answers.knows("clusters") else {})}
+    return {"": {"draws": 999} | ({"clusters": answers.found["clusters"]} if answers.knows("clusters") else {})}
 
 
 def _read(answers: Answers) -> Any:

@@ -170,8 +170,8 @@ def _ends(values: "xarray.DataArray") -> str:
 
 
 def shrunk(gathered: "xarray.Dataset") -> float:
-    """How much fewer directions the cloud uses at the end than at the embedding, as a logarithm; below 0 it uses more."""
-    rank = gathered.effective_rank.values
+    """How much fewer directions the kinds of tokens use at the end than at the embedding, as a logarithm; below 0 they use more."""
+    rank = gathered.type_effective_rank.values
     return float(np.log(rank[0] / rank[-1]))
 
 
@@ -183,18 +183,18 @@ def gathering(answers: Answers, question: Question) -> Verdict:
     control = beside(answers.untrained("clusters", lambda d: float(d.type_cluster_count[-1])))
     line = (
         f"The {int(gathered.type_count)} kinds of tokens {how}: {int(counts[0])} clusters at the embedding, {int(counts[-1])} at the end"
-        f"{control}; directions in use {_ends(gathered.effective_rank)}; {{}}."
+        f"{control}; directions in use {_ends(gathered.type_effective_rank)}; {{}}."
     )
-    stems = answers.found["purity"].isel(point=-1).sel(by="stem")
-    if int(stems.shared_names) < FEWEST:
+    stems = answers.found["purity"].sel(by="stem")
+    if int(stems.pairs) < FEWEST:
         first = question.of(
             [claim(one, one.value > 0, 0.1)], line.format("too few kinds share a stem to ask for meaning")
         )
         return replace(first, answer=f"{first.answer} · {OPEN}")
-    value, null, spread, p = (float(stems[name]) for name in ("purity", "purity_null", "purity_null_sd", "p_value"))
-    alike = Statement("", "purity", value, null, spread, p)
-    said = f"clusters hold kinds of one stem by {short(alike.value)} (names permuted {short(alike.null)})"
-    claims = [claim(one, one.value > 0, 0.1), claim(alike, alike.value > alike.null, 0.05)]
+    value, null, spread, p = (float(stems[name][-1]) for name in ("purity", "purity_null", "purity_null_sd", "p_value"))
+    alike, before = Statement("", "purity", value, null, spread, p), float(stems.purity[0])
+    said = f"clusters hold one stem by {short(value)} (names permuted {short(null)}, at the embedding {short(before)})"
+    claims = [claim(one, one.value > 0, 0.1), claim(alike, value > max(null, before), 0.05)]
     return question.of(claims, line.format(said))
 
 
