@@ -15,6 +15,7 @@ from rheoscope.covers import agreement as module
 from rheoscope.covers.agreement import MEANS
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
+from rheoscope.space.chance import p_values
 from tests.cases import double, text, traced
 from tests.covers.cases import bare, on
 from tests.pretrained.cases import random, randomised
@@ -41,7 +42,10 @@ def test_a_planted_likeness_is_found(sign: float) -> None:
     for field in set(MEANS) - {"position_baseline"}:
         assert found[field].item() == pytest.approx(sign, abs=1e-9), field
     assert sign * found.z.item() > 3
-    assert found.q_value.item() < 0.01
+    assert found.q_value.item() == found.p_value.item() == pytest.approx(1 / 21)  # 20 draws of one head say no more
+    assert (
+        float(p_values(*map(torch.as_tensor, (found.mean_agreement.values, found.mean_agreement_drawn.values)))) < 0.05
+    )
     assert found.queries.item() == 22
 
 
@@ -192,8 +196,28 @@ def test_heads_that_say_nothing_count_nothing() -> None:
         model.view.blocks[0].W_Q.zero_()
     found = rs.agreement(on(model, random(0, 20, 16)), draws=4)
     assert float(abs(found.agreement).max()) == 0
-    assert float(abs(found.z).max()) == 0
-    assert float(found.q_value.min()) == 1
+    assert not bool((abs(found.z) > 0).any())
+    assert bool(found.p_value.isnull().all())
+    assert bool(found.q_value.isnull().all())
+
+
+def test_the_mean_over_heads_stands_beside_that_of_random_heads() -> None:
+    model = bare(heads=4, width=12, kv_heads=2)
+    trace = on(model, random(0, 20, 12))
+    found = rs.agreement(trace, draws=6)
+    assert float(found.mean_agreement) == pytest.approx(float(found.agreement.mean()))
+    assert float(found.mean_agreement_drawn.mean()) == pytest.approx(float(found.null_mean.mean()))
+    assert found.mean_agreement_drawn.dims == ("draw",)
+    assert "mean_agreement_drawn" not in rs.agreement(trace, draws=0)
+
+
+def test_few_draws_are_never_surer_than_they_can_be() -> None:
+    """p from all heads' draws together: 1/(draws · heads + 1) at least; two draws say nothing."""
+    trace = on(bare(heads=4, width=12), random(0, 20, 12))
+    assert float(rs.agreement(trace, draws=3).p_value.min()) >= 1 / 13
+    few = rs.agreement(trace, draws=2)
+    assert bool(few.p_value.isnull().all())
+    assert bool(few.q_value.isnull().all())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "own_alibi"])

@@ -5,11 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 
 import rheoscope as rs
+from rheoscope.covers.by_chance import mismatch_null, shared, turned
 from rheoscope.covers.distortion import images
 from rheoscope.covers.geometry import COMPARED, compared, geometry
+from rheoscope.space.chance import rotations
 from tests.cases import double, gap, text, traced
 from tests.covers.cases import bare, on
 from tests.pretrained.cases import random
@@ -35,9 +39,9 @@ def test_an_isometric_cover_keeps_everything() -> None:
     assert float(abs(found.collapse).max()) < 1e-9
     assert float(found.mismatch.max()) < 1e-9
     likeness = planted(eye, eye)
-    assert rs.distortion(on(likeness, random(1, 20, 12))).trace_share.item() == pytest.approx(1)
+    assert rs.distortion(on(likeness, random(1, 20, 12)), draws=0).trace_share.item() == pytest.approx(1)
     opposite = planted(eye, -eye)
-    assert rs.distortion(on(opposite, random(1, 20, 12))).trace_share.item() == pytest.approx(-1)
+    assert rs.distortion(on(opposite, random(1, 20, 12)), draws=0).trace_share.item() == pytest.approx(-1)
 
 
 def test_a_projection_loses_what_it_does_not_see() -> None:
@@ -63,7 +67,7 @@ def test_a_projection_loses_what_it_does_not_see() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "own_metric"])
 def test_images_equal_dense_ones(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.distortion(trace, nearest=3, draws=1)
+    found = rs.distortion(trace, nearest=3, draws=2)
     head = trace.view.head(1, 2)
     x = head.heads.norm.hat(trace.read_by(1))[[i for i in range(len(trace)) if i not in trace.massive()]]
     dense = {"query": x @ head.M.dense(), "key": x @ head.M.dense().mT, "content": x @ head.F.dense()}
@@ -78,20 +82,96 @@ def test_images_equal_dense_ones(name: str) -> None:
     assert gap(torch.cdist(mine, mine), torch.cdist(dense["query"], dense["query"])) <= 1e-6
 
 
-def test_random_heads_lose_about_what_random_projections_lose() -> None:
+def test_random_heads_lose_what_random_heads_lose() -> None:
+    """A product of two random matrices keeps less than one Gaussian does, and as much as itself turned."""
     model = bare(heads=8, width=64, head_width=12)
     found = rs.distortion(on(model, random(0, 40, 64)), draws=20)
     content = found.sel(image="content", layer=0)
-    assert float(content.collapse.mean()) == pytest.approx(float(content.collapse_null), abs=0.03)
-    assert float(content.rsa.mean()) < float(content.rsa_null) < 1  # two random maps, one after the other, lose more
+    assert np.allclose(content.collapse_null, 1 - 12 / 64)
+    assert float(content.collapse.mean()) == pytest.approx(1 - 12 / 64, abs=0.03)
+    off = (found.rsa - found.rsa_null) / found.rsa_null_sd
+    assert float(abs(off).mean()) < 1.5
+    assert float(abs(off.mean())) < 0.8
+    assert float(content.rsa_null.mean()) < float(content.rsa_projection) < 1
     assert float(content.neighbours.mean()) > 5 / 39
+
+
+@torch.no_grad()
+def test_the_null_is_the_head_turned() -> None:
+    """Slow: dense operators between rotations, one head after the other; grouped keys, and a norm that centres."""
+    trace = traced("gpt2", F64)
+    found = rs.distortion(trace, nearest=3, draws=3, seed=5)
+    head, turns = trace.view.head(1, 2), turned(trace.view.width, 3, 5, torch.device("cpu")).double()
+    x = head.heads.norm.hat(trace.read_by(1))[[i for i in range(len(trace)) if i not in trace.massive()]]
+    for image, A in {"query": head.M.dense(), "key": head.M.dense().mT, "content": head.F.dense()}.items():
+        drawn = torch.stack([compared(geometry(x), geometry(x @ Q @ A), 3) for Q in turns])
+        at = {"layer": 1, "head": 2, "image": image}
+        assert np.allclose([float(found[f"{f}_null"].sel(at)) for f in COMPARED], drawn.mean(0), atol=1e-5)
+        assert np.allclose([float(found[f"{f}_null_sd"].sel(at)) for f in COMPARED], drawn.std(0), atol=1e-5)
+    assert found.mean_rsa_drawn.dims == ("draw", "image")
+    assert np.allclose(found.mean_rsa_drawn.mean("draw"), found.rsa_null.mean(("layer", "head")))
+    assert np.allclose(found.mean_rsa, found.rsa.mean(("layer", "head")))
+    assert float(found.mean_mismatch) == pytest.approx(float(found.mismatch.mean()))
+
+
+def dense_space(A: torch.Tensor) -> torch.Tensor:
+    """Orthonormal columns that span what A reads, from its dense SVD."""
+    U, s, _ = torch.linalg.svd(A)
+    return U[:, : int((s > 1e-9 * s[0]).sum())]
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 1000), dead=st.integers(0, 4), product=st.booleans())
+def test_a_head_of_a_lower_rank_is_seen_as_it_is(seed: int, dead: int, product: bool) -> None:
+    """Columns of W_Q that are 0 (QK gains of 0), or W_Q, W_K and W_V whose product has a lower rank, beside dense twins."""
+    model, few = bare(heads=2, width=12, head_width=6), 6 - dead
+    heads = model.view.blocks[0]
+    with torch.no_grad():
+        for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O.mT):
+            W[0].copy_(random(seed, 12, 6))
+            seed += 1
+        if product:
+            low = random(seed, 6, few) @ random(seed + 1, few, 6)
+            heads.W_K[0].copy_(heads.W_K[0] @ low)
+            heads.W_O[0].copy_(low @ heads.W_O[0])
+        else:
+            heads.W_Q[0, :, :dead] = 0
+            heads.W_V[0, :, :dead] = 0
+    found = rs.distortion(on(model, random(seed, 20, 12)), draws=0, keep_massive=True).isel(layer=0, head=0)
+    head, x = model.view.head(0, 0), model.view.blocks[0].norm.hat(random(seed, 20, 12))
+    X = x - x.mean(0)
+    M, F = head.M.dense().detach(), head.F.dense().detach()
+    spaces = {"query": dense_space(M), "key": dense_space(M.mT), "content": dense_space(F)}
+    for image, U in spaces.items():
+        at = found.sel(image=image)
+        assert at["rank"].item() == U.shape[1] == few
+        assert at.collapse.item() == pytest.approx(float(1 - (X @ U).square().sum() / X.square().sum()), abs=1e-7)
+        assert at.collapse_null.item() == pytest.approx(1 - few / 12)
+    cosines = torch.linalg.svdvals(spaces["query"].mT @ spaces["key"]).clamp(max=1)
+    assert found.mismatch.item() == pytest.approx(float(1 - cosines.square().mean()), abs=1e-7)
+    assert np.allclose(found.principal_angles[:few], cosines.acos(), atol=1e-5)
+    assert bool(found.principal_angles[few:].isnull().all())
+
+
+def test_what_two_random_spaces_share_is_drawn_as_spaces_share_it() -> None:
+    """Slow: the spaces themselves."""
+    generator = torch.Generator().manual_seed(0)
+    for rank, width in ((1, 5), (3, 8), (6, 8), (8, 8)):
+        Q = rotations(4000, width, generator, F64)[:, :rank, :rank].square().sum((-2, -1))
+        drawn = shared(rank, width, (4000,), generator)
+        null, spread = mismatch_null(torch.tensor(float(rank), dtype=F64), width)
+        assert float(drawn.mean()) == pytest.approx(float(Q.mean()), abs=0.03)
+        assert float(1 - drawn.mean() / rank) == pytest.approx(float(null), abs=0.03)
+        assert float(drawn.std()) / rank == pytest.approx(float(spread), rel=0.06, abs=1e-9)
+        ends = torch.tensor([0.05, 0.95], dtype=F64)
+        assert torch.allclose(drawn.quantile(ends), Q.quantile(ends), atol=0.08)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "own_metric"])
 def test_raw_images_are_those_of_the_models_own_q_k_v(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.distortion(trace, nearest=3, draws=1)
+    found = rs.distortion(trace, nearest=3, draws=2)
     heads = trace.view.blocks[1]
     kept = [i for i in range(len(trace)) if i not in trace.massive()]
     x = heads.norm.hat(trace.read_by(1))[kept]
@@ -108,9 +188,9 @@ def test_raw_images_move_with_the_coordinates_and_meet_the_invariant_ones_at_an_
     """(W_Q A, W_K A⁻ᵀ) is the same head; where W_K is an isometry, q has the distances of the image."""
     W, K, A = random(0, 12, 12), torch.linalg.qr(random(1, 12, 12))[0], random(2, 12, 12)
     one = planted(W, K)
-    plain = rs.distortion(on(one, random(3, 20, 12)), draws=1)
+    plain = rs.distortion(on(one, random(3, 20, 12)), draws=2)
     other = planted(W @ A, K @ torch.linalg.inv(A).mT)
-    moved = rs.distortion(on(other, random(3, 20, 12)), draws=1)
+    moved = rs.distortion(on(other, random(3, 20, 12)), draws=2)
     for field in COMPARED:
         assert np.allclose(plain[f"{field}_raw"].sel(raw_image="q"), plain[field].sel(image="query"), atol=1e-9), field
         assert np.allclose(moved[field], plain[field], atol=1e-9), field
@@ -120,7 +200,8 @@ def test_raw_images_move_with_the_coordinates_and_meet_the_invariant_ones_at_an_
 def test_without_draws_there_is_no_null_but_the_known_one() -> None:
     trace = traced("llama", F64)
     found, beside = rs.distortion(trace, nearest=3, draws=0), rs.distortion(trace, nearest=3, draws=2)
-    assert set(beside.data_vars) - set(found.data_vars) == {f"{field}_null" for field in COMPARED}
+    drawn = {f"{field}_{what}" for field in COMPARED for what in ("null", "null_sd", "projection")}
+    assert set(beside.data_vars) - set(found.data_vars) == drawn | {"mean_rsa_drawn", "mean_mismatch_drawn"}
     for field in found.data_vars:
         assert np.array_equal(found[field], beside[field]), field
 
@@ -128,7 +209,7 @@ def test_without_draws_there_is_no_null_but_the_known_one() -> None:
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     trace = model.trace(text())
-    with pytest.raises(rs.RheoscopeError, match=r"of 18 tokens .* got nearest=9, draws=10; type nearest=5, draws=10"):
+    with pytest.raises(rs.RheoscopeError, match=r"of 18 tokens .* got nearest=9, draws=20; type nearest=5, draws=20"):
         rs.distortion(trace, nearest=9)
     with pytest.raises(rs.RheoscopeError, match="draws=-1"):
         rs.distortion(trace, draws=-1)

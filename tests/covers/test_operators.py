@@ -11,8 +11,11 @@ import transformers as hf
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers.operators import OFFSETS, OPERATORS, directionality, positive_share, positivity
+from rheoscope.covers import by_chance
+from rheoscope.covers.by_chance import symmetry_draws, symmetry_null
+from rheoscope.covers.operators import OFFSETS, OPERATORS, TESTED, directionality, positive_share, positivity
 from rheoscope.pretrained.describing import described
+from rheoscope.space.chance import p_values, rotations
 from rheoscope.space.head import Turned
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
@@ -65,12 +68,20 @@ def words(view: View, F: Tensor, raw: bool) -> Tensor:
     return values.real.sum() / values.abs().sum()
 
 
+def spread(M: Tensor, width: int) -> Tensor:
+    """The standard deviation of tr(MRMR)/‖M‖² over even rotations R, from the moments of four entries of R."""
+    S = M @ M.mT
+    second = 3 * (width + 1) * S.trace() ** 2 - 6 * (S @ S).trace()
+    return (second / S.trace() ** 2 / (width * (width - 1) * (width + 2)) - 1 / width**2).sqrt()
+
+
 def twin(view: View, layer: int, head: int, raw: bool) -> dict[str, Tensor]:
     M, F = dense(view, layer, head, raw)
     symmetric, of_F = torch.linalg.eigvalsh((M + M.mT) / 2), torch.linalg.eigvals(F)
     s_M, s_F = torch.linalg.svdvals(M), torch.linalg.svdvals(F)
     block = view.blocks[layer]
     own = of_F.real.sum() / of_F.abs().sum()
+    width = view.width - int(block.norm.centred and not raw)
     offsets = []
     for offset in OFFSETS:
         forth, back = dense(view, layer, head, raw, offset)[0], dense(view, layer, head, raw, -offset)[0]
@@ -80,6 +91,11 @@ def twin(view: View, layer: int, head: int, raw: bool) -> dict[str, Tensor]:
         "directionality": direction(M),
         "positive_share": symmetric.clamp(min=0).sum() / symmetric.abs().sum(),
         "positive_share_null": torch.tensor(0.5),
+        "symmetry_null": torch.tensor(1 / width),
+        "symmetry_null_sd": spread(M, width),
+        "copying_null": torch.tensor(0.0),
+        "alignment_null": torch.tensor(0.0),
+        "alignment_null_sd": torch.tensor(1 / len(M)),
         "stable_rank_M": s_M.square().sum() / s_M[0] ** 2,
         "stable_rank_F": s_F.square().sum() / s_F[0] ** 2,
         "positivity_F": own,
@@ -96,7 +112,7 @@ def twin(view: View, layer: int, head: int, raw: bool) -> dict[str, Tensor]:
 @torch.no_grad()
 def test_every_field_equals_its_dense_twin(name: str, raw: bool) -> None:
     view = double(name).view
-    found = rs.operators(view, raw=raw)
+    found = rs.operators(view, raw=raw, draws=0)
     for layer in range(view.layers):
         for head in range(view.heads):
             for field, wanted in twin(view, layer, head, raw).items():
@@ -112,9 +128,10 @@ def test_every_field_equals_its_dense_twin(name: str, raw: bool) -> None:
 
 def test_the_twin_covers_every_field() -> None:
     found = rs.operators(double("gpt2").view)
-    assert set(twin(double("gpt2").view, 0, 0, False)) | {"layer_symmetry", "layer_directionality"} == set(
-        found.data_vars
-    )
+    of_all = {f"mean_{name}{what}" for name in TESTED for what in ("", "_drawn")}
+    of_layers = {"layer_symmetry", "layer_directionality"}
+    assert set(twin(double("gpt2").view, 0, 0, False)) | of_layers | of_all == set(found.data_vars)
+    assert of_all - set(rs.operators(double("gpt2").view, draws=0).data_vars) == {f"mean_{x}_drawn" for x in TESTED}
 
 
 @some
@@ -264,6 +281,65 @@ def test_random_heads_sit_at_their_nulls() -> None:
     A = Factored(random(0, 300, 64, 8), random(1, 300, 8, 64))
     assert float(positive_share(A).mean()) == pytest.approx(0.5, abs=0.01)
     assert float(positivity(A.eigenvalues()).mean()) == pytest.approx(0, abs=0.05)
+    mean, sd = symmetry_null(A.singular_values(), 64)
+    assert np.allclose(mean, 1 / 64)
+    z = (A.symmetry() - mean) / sd
+    assert float(z.mean()) == pytest.approx(0, abs=0.15)
+    assert float(z.std()) == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize(("rank", "width"), [(1, 5), (3, 7), (6, 8), (8, 8)])
+def test_moments_of_symmetry_are_those_of_turned_operators(rank: int, width: int) -> None:
+    """Slow: M between rotations; beside it the draws from corners, each its own and, where a pool is used again, shuffled."""
+    S, generator = torch.linspace(1, 0.1, rank, dtype=F64), torch.Generator().manual_seed(0)
+    M, R = torch.zeros(width, width, dtype=F64), rotations(8000, width, generator, F64)
+    M[:rank, :rank] = S.diag()
+    slow = (M @ R @ M @ R).diagonal(dim1=-2, dim2=-1).sum(-1) / M.square().sum()
+    mean, sd = symmetry_null(S, width)
+    own, again = (torch.stack(list(symmetry_draws(S.expand(h, -1), width, 8000 // h, generator))) for h in (1, 8))
+    for drawn in (slow, own.flatten(), again.flatten()):
+        assert float(drawn.mean()) == pytest.approx(float(mean), abs=0.02)
+        assert float(drawn.std()) == pytest.approx(float(sd), rel=0.06)
+    ends = torch.tensor([0.05, 0.5, 0.95], dtype=F64)
+    assert torch.allclose(own.flatten().quantile(ends), slow.quantile(ends), atol=0.05)
+
+
+def test_a_pool_that_is_used_again_leaves_heads_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spread of the mean over heads is that of independent ones."""
+    S, generator = torch.linspace(1, 0.1, 8, dtype=F64).expand(24, -1), torch.Generator().manual_seed(0)
+    monkeypatch.setattr(by_chance, "POOLED", 1024)
+    drawn = torch.stack(list(symmetry_draws(S, 32, 2000, generator)))
+    assert float(drawn.mean(-1).std()) == pytest.approx(float(symmetry_null(S[0], 32)[1]) / 24**0.5, rel=0.07)
+
+
+def test_heads_with_one_key_are_as_independent_as_any_by_chance() -> None:
+    """Queries turned by a rotation of each head's own, keys by one of the group: symmetry of two heads is uncorrelated."""
+    generator = torch.Generator().manual_seed(0)
+    K, (L, N) = random(0, 8, 3), (random(1, 8, 3), random(2, 8, 3))
+    Q, P, R = (rotations(4000, 8, generator, F64) for _ in range(3))
+    one, other = (Factored(A @ L, (R @ K).mT).symmetry() for A, L in ((Q, L), (P, N)))
+    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.06
+
+
+def test_planted_symmetry_beats_random_heads_and_random_weights_do_not() -> None:
+    """Grouped keys; what is planted goes far beyond every draw of the mean."""
+    view = double("llama").view
+    found = rs.operators(view, draws=99)
+    for name in TESTED:
+        own, drawn = (torch.as_tensor(found[f"mean_{name}{what}"].values) for what in ("", "_drawn"))
+        assert drawn.shape == (99,)
+        assert float(own) == pytest.approx(float(found[name].mean()), abs=1e-6)
+        assert 0.01 <= float(p_values(own, drawn)) <= 1
+    again = rs.operators(view, draws=99)
+    assert np.array_equal(again.mean_symmetry_drawn, found.mean_symmetry_drawn)
+
+    def tie(network: Any) -> None:
+        for block in described(network, None, "llama").view.blocks:
+            block.W_Q.copy_(block.W_K.repeat_interleave(block.count // len(block.W_K), 0))
+
+    tied = rs.operators(changed("llama", tie).view, draws=99)
+    own, drawn = torch.as_tensor(tied.mean_symmetry.values), torch.as_tensor(tied.mean_symmetry_drawn.values)
+    assert float(p_values(own, drawn)) == pytest.approx(0.01)
 
 
 # The Dataset

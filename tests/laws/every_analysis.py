@@ -54,6 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "massive_tokens": {"times": 1.02},
     "agreement": {"draws": 0, "least": 4},
     "prefix_stability": {"prefixes": [[7, 19, 4], [30, 5, 5, 21]], "least": 3},
+    "operators": {"draws": 3},
     "distortion": {"nearest": 3, "draws": 2},
     "stack": {"draws": 2},
     "composition": {"top": 1},
@@ -172,7 +173,10 @@ TWO_TURNED = ["llama", "qwen3"]
 COUNTS = {"cluster_count_null", "cluster_count_null_sd", "coordinate", "correlation", "correlation_null",
           "jacobian_norm_error", "jacobian_radius_error"}  # fmt: skip
 """Fields that depend on the basis of E and may stay as they are by chance."""
-BY_NUMBER = {"order", "recovered_random"}
+BY_NUMBER = {
+    "order", "recovered_random",
+    *(f"mean_{name}_drawn" for name in ("symmetry", "copying", "alignment", "positive_share", "mismatch")),
+}  # fmt: skip
 """Fields that name heads by their number, or draw them by it."""
 
 

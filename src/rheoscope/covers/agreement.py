@@ -14,7 +14,7 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.reading import Read, check_control, layers, named, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.chance import q_values, rotations, two_sided, z_scores
+from rheoscope.space.chance import pooled_p, q_values, rotations, z_scores
 from rheoscope.space.head import through
 from rheoscope.space.ranks import ranked
 from rheoscope.space.share import exact
@@ -50,14 +50,19 @@ def agreement(
     scores (or cosines) do not vary counts 0.
 
     **Null** random M of the same singular values: the clouds are turned by random rotations Q and Q' and read by the
-    head's own projections, rotary positions and biases, M'(δ) = Q M(δ) Q'ᵀ; `draws` of them (0 leaves the null out).
+    head's own projections, rotary positions and biases, M'(δ) = Q M(δ) Q'ᵀ; `draws` of them (0 leaves the null out). All heads
+    are turned by the same two, so heads that share a key still do, and the mean over heads of a draw is that of random heads.
+    p-values come from the draws of all heads together (`pooled_p`), so 20 draws of 24 heads reach 1/481; NaN where a head's
+    draws have no spread.
 
     **Control** what training made of it: `control=rs.load(…, untrained=True).trace(text)`, the same text in the same
     architecture at initial weights.
 
     **Gives** (layer, head): `agreement`, `agreement_raw`, `agreement_uncentred`, `agreement_embedding`,
-    `position_baseline`, `null_mean`, `null_sd`, `z`, `q_value`, with a control `agreement_untrained` and
+    `position_baseline`, `null_mean`, `null_sd`, `z`, `p_value`, `q_value`, with a control `agreement_untrained` and
     `agreement_raw_untrained`; (layer): `queries`. NaN in a layer where no query has enough keys (a narrow window).
+    `mean_agreement` over all heads and, of random heads, `mean_agreement_drawn` (draw): `p_values` of the two answers for the model
+    as a whole.
 
     **Laws** M = I gives 1 and M = −I gives −1 for x̂ of one length around 0; in [−1, 1]; unchanged by every move that
     leaves the logits unchanged, by a scale of the scores and by anything added to a row of them.
@@ -229,11 +234,13 @@ def _values(
     values = dict(zip(MEANS, table.unbind(-1), strict=True)) | {"queries": queries}
     if beside is not None:
         values |= {f"{name}_untrained": beside[..., MEANS.index(name)] for name in CONTROLLED}
+    values["mean_agreement"] = table[..., 0].nanmean()
     if null:
         drawn = torch.cat(null)
-        mean, sd = drawn.mean(0), drawn.std(0)
+        mean, sd, p = drawn.mean(0), drawn.std(0), pooled_p(table[..., 0], drawn)
         z = z_scores(table[..., 0], mean, sd)
-        values |= {"null_mean": mean, "null_sd": sd, "z": z, "q_value": q_values(two_sided(z))}
+        values |= {"null_mean": mean, "null_sd": sd, "z": z, "p_value": p, "q_value": q_values(p)}
+        values["mean_agreement_drawn"] = drawn.flatten(1).nanmean(-1)
     return values
 
 
@@ -269,9 +276,14 @@ AGREEMENT = Analysis(
         ),
         "null_sd": Field(OF_HEAD, "standard deviation of agreement among random M of the same singular values"),
         "z": Field(OF_HEAD, "(agreement − null_mean) / null_sd"),
+        "p_value": Field(
+            OF_HEAD, "how often random M lie as far from their null, two-sided, from the draws of all heads together"
+        ),
         "q_value": Field(
             OF_HEAD,
-            "share of false finds among all heads at least as far from their null (Benjamini and Hochberg, two-sided, z normal)",
+            "share of false finds among all heads at least as far from their null (Benjamini and Hochberg)",
         ),
+        "mean_agreement": Field((), "mean of agreement over all heads"),
+        "mean_agreement_drawn": Field(("draw",), "mean of agreement over all heads, turned at random, draw by draw"),
     },
 )

@@ -8,11 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.geometry import COMPARED, Geometry, compared, geometry
+from rheoscope.covers.by_chance import mismatch_null, shared, turned
+from rheoscope.covers.geometry import AT_ONCE, COMPARED, Geometry, geometry, kept
 from rheoscope.covers.reading import Read, layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads
+from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
 from rheoscope.space.trace import Trace
 
@@ -27,7 +29,7 @@ RAW_IMAGES = ("q", "k", "v")
 def distortion(
     trace: Trace,
     nearest: int = 5,
-    draws: int = 10,
+    draws: int = 20,
     seed: int = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -40,11 +42,16 @@ def distortion(
 
     **Formula** each field's is in its `attrs["definition"]`. Distances are Euclidean; pairs at distance 0 have no stretch.
 
-    **Gives** (layer, head, image): `spread`, `collapse`, `neighbours`, `trustworthiness`, `continuity`, `rsa`, `cka`;
-    (layer, image): the null of each, for random projections to the same number of dimensions (`draws` of them; 0 leaves
-    it out, but for `collapse`, whose null is known);
+    **Null** the same heads turned at random in E, of the same singular values (`draws` of them; 0 leaves it out, but for
+    `collapse` and `mismatch`, whose nulls are known): x̂Q in place of x̂, one Q for all heads and layers of a draw, so that heads
+    that share a key still do. `…_projection` is a further yardstick: random projections to as many dimensions stretch all
+    directions alike, where a random head, a product of two matrices, does not.
+
+    **Gives** (layer, head, image): `spread`, `collapse`, `neighbours`, `trustworthiness`, `continuity`, `rsa`, `cka`, each with
+    `…_null` (and `…_null_sd`), and `rank`, the directions that the image reads; (layer, image): `…_projection`;
     (layer, head, raw_image): each but `collapse` as `_raw`; (layer, head, angle): `principal_angles`; (layer, head):
-    `mismatch`, `trace_share` (symmetry and positive share, the other two of the mismatch of Q and K, are in `operators`).
+    `mismatch` with its null, `trace_share` (symmetry and positive share, the other two of the mismatch of Q and K, are in
+    `operators`). Over all heads: `mean_rsa` (image) and `mean_mismatch`, each with `…_drawn` (draw, …), the same of random heads.
 
     **Laws** M = c·I keeps everything; all but `_raw` unchanged by every move that leaves the logits unchanged and by a
     scale of M or F; `_raw` of q is the number of the query's image where D_g W_K is an isometry, and so for k and v.
@@ -54,22 +61,24 @@ def distortion(
     **Siblings** `distorted_pairs` shows the pairs of tokens behind these numbers, `stack` what several heads keep together.
 
     >>> import rheoscope as rs
-    >>> found = rs.distortion(rs.load().trace("The keys to the cabinet are on the table in the hall"))
-    >>> bool((found.rsa.mean("head") < found.rsa_null).all())
+    >>> found = rs.distortion(rs.load().trace("The keys to the cabinet are on the table in the hall"), draws=2)
+    >>> bool((found.rsa_null.mean("head") < found.rsa_projection).all())
     True
     """
     n = len(tokens(trace, keep_massive, least=4))
-    if not 1 <= nearest < n / 2 or draws < 0:
+    if not 1 <= nearest < n / 2 or draws < 0 or draws == 1:
         raise RheoscopeError(
-            f"of {n} tokens that are not massive, the nearest are fewer than half, 1 or more, and draws 0 or more, got "
-            f"nearest={nearest}, draws={draws}; type nearest={max(1, min(5, (n - 1) // 2))}, draws=10, or a longer text"
+            f"of {n} tokens that are not massive, the nearest are fewer than half, 1 or more, and draws 0, 2 or more, got "
+            f"nearest={nearest}, draws={draws}; type nearest={max(1, min(5, (n - 1) // 2))}, draws=20, or a longer text"
         )
-    rows = []
+    rows, turns = [], turned(trace.view.width, draws, seed, trace.points.device)
     for read in layers(trace, keep_massive, least=4):
-        rows.append(kernel(read, nearest, draws, seed))
+        rows.append(kernel(read, nearest, turns, seed))
         if progress is not None:
             progress(len(rows), trace.view.layers)
     values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    values |= together(values, trace.view.width - int(trace.view.blocks[0].norm.centred), draws, seed)
+    values.pop("rsa_drawn", None)
     coords = {
         "layer": range(trace.view.layers),
         "head": range(trace.view.heads),
@@ -79,39 +88,62 @@ def distortion(
     return DISTORTION.answer(values, coords, provenance(trace, keep_massive, nearest=nearest, draws=draws, seed=seed))
 
 
-def kernel(read: Read, nearest: int, draws: int, seed: int) -> dict[str, Tensor]:
-    """All numbers of one layer, one image of one head at a time."""
-    cloud, of = read.hat.double(), geometry(read.hat)
-    seen = images(read.heads)
-    kept, raw = (
-        torch.stack([torch.stack([compared(of, geometry(y), nearest) for y in of_heads]) for of_heads in clouds], 1)
+def kernel(read: Read, nearest: int, turns: Float[Tensor, "draw d d"], seed: int) -> dict[str, Tensor]:
+    """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
+    cloud, of, seen = read.hat.double(), geometry(read.hat), images(read.heads)
+    width = cloud.shape[-1] - int(read.heads.norm.centred)
+    own, raw = (
+        torch.stack([kept(of, y, nearest) for y in clouds], 1)
         for clouds in ([image.of(cloud) for image in seen], [cloud @ image.left for image in seen])
     )
-    ranks = [image.left.shape[-1] for image in seen]
-    found = {name: kept[..., at] for at, name in enumerate(COMPARED)}
+    found = dict(zip(COMPARED, own.unbind(-1), strict=True))
     found |= {f"{name}_raw": raw[..., at] for at, name in enumerate(COMPARED)}
-    if draws:
-        null = {rank: random_projections(cloud, of, rank, nearest, draws, seed) for rank in set(ranks)}
-        found |= {f"{name}_null": torch.stack([null[r][at] for r in ranks]) for at, name in enumerate(COMPARED)}
+    found |= by_chance(cloud, of, seen, nearest, turns, seed) if len(turns) else {}
+    found["rank"] = torch.stack([image.rank for image in seen], -1)
     found["collapse"] = torch.stack([image.collapse(cloud) for image in seen], 1)
-    found["collapse_null"] = cloud.new_tensor([1 - min(1, rank / cloud.shape[-1]) for rank in ranks])
-    return found | mismatch(seen[0], seen[1])
+    found["collapse_null"] = (1 - found["rank"] / width).clamp(min=0)
+    return found | mismatch(seen[0], seen[1], width)
+
+
+def by_chance(
+    cloud: Float[Tensor, "n d"], of: Geometry, seen: "list[Image]", nearest: int, turns: Tensor, seed: int
+) -> dict[str, Tensor]:
+    """What the same heads keep of the cloud turned at random, and what random projections to as many dimensions keep."""
+    at_once = max(1, AT_ONCE // (len(seen[0].left) * len(cloud) ** 2))
+    drawn = torch.cat([
+        torch.stack([kept(of, image.of(cloud @ Q.double()), nearest) for image in seen], 2) for Q in turns.split(at_once)
+    ])  # fmt: skip
+    found = {f"{name}_null": drawn[..., at].mean(0) for at, name in enumerate(COMPARED)}
+    found |= {f"{name}_null_sd": drawn[..., at].std(0) for at, name in enumerate(COMPARED)}
+    ranks = [image.left.shape[-1] for image in seen]
+    null = {rank: random_projections(cloud, of, rank, nearest, len(turns), seed) for rank in set(ranks)}
+    found |= {f"{name}_projection": torch.stack([null[r][at] for r in ranks]) for at, name in enumerate(COMPARED)}
+    return found | {"rsa_drawn": drawn[..., COMPARED.index("rsa")]}
 
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """The images x̂A of a cloud by one operator of every head, A = left · right, in float64.
+    """The images x̂A of a cloud by one operator of every head, A = U S Vᵀ = left · right, in float64.
 
-    x̂ · left is q (times the scale), k or v itself. `basis` are orthonormal columns that span what A reads; `turned` is
-    `right` in as few coordinates as it needs, so that (x̂ left) turned has all distances of x̂A.
+    x̂ · left is q (times the scale), k or v itself. `basis` (U) are orthonormal columns that span what A reads, `sizes` (S) how
+    much it stretches each; both are 0 beyond the rank of A, which may be less than the columns of `left`.
     """
 
-    left: Float[Tensor, "h d r"]
+    left: Float[Tensor, "h d k"]
     basis: Float[Tensor, "h d r"]
-    turned: Float[Tensor, "h r e"]
+    sizes: Float[Tensor, "h r"]
 
-    def of(self, cloud: Float[Tensor, "n d"]) -> Float[Tensor, "h n e"]:
-        return (cloud @ self.left) @ self.turned
+    def of(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
+        """x̂ U S, which has all distances of x̂A."""
+        return self.evenly(cloud) * self.sizes[:, None]
+
+    def evenly(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
+        """x̂ U: every direction that is read as long as it is in the cloud."""
+        return cloud[..., None, :, :] @ self.basis
+
+    @property
+    def rank(self) -> Float[Tensor, " h"]:
+        return (self.sizes > 0).sum(-1).double()
 
     def collapse(self, cloud: Float[Tensor, "n d"]) -> Float[Tensor, " h"]:
         """1 − ‖X U‖²/‖X‖² of the centred cloud X, U the basis; 0 for a cloud without variance."""
@@ -123,12 +155,9 @@ class Image:
 
 def images(heads: Heads) -> list[Image]:
     """Query, key and content of every head of a layer: x̂M, x̂Mᵀ, x̂F."""
-    M, F = heads.M(), heads.F()
-    asking, answering = exact(M.left).double(), exact(M.right).double().mT
-    (U, a), (V, b) = torch.linalg.qr(asking), torch.linalg.qr(answering)
-    taken, given = exact(F.left).double(), exact(F.right).double().mT
-    content = Image(taken, torch.linalg.qr(taken)[0], torch.linalg.qr(given, mode="r")[1].mT)
-    return [Image(asking, U, b.mT), Image(answering, V, a.mT), content]
+    M, F = (Factored(exact(A.left).double(), exact(A.right).double()) for A in (heads.M(), heads.F()))
+    (U, s, Vh), (taken, size, _) = M.spaces(), F.spaces()
+    return [Image(M.left, U, s), Image(M.right.mT, Vh.mT, s), Image(F.left, taken, size)]
 
 
 def random_projections(
@@ -136,22 +165,34 @@ def random_projections(
 ) -> Float[Tensor, " 6"]:
     """What random projections to `rank` dimensions keep, in the mean."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(draws, cloud.shape[-1], rank, generator=generator, dtype=torch.float64).to(cloud.device)
-    return torch.stack([compared(of, geometry(y), nearest) for y in cloud @ drawn]).mean(0)
+    drawn = torch.randn(draws, cloud.shape[-1], rank, generator=generator).to(cloud)
+    return kept(of, cloud @ drawn, nearest).mean(0)
 
 
-def mismatch(query: Image, key: Image) -> dict[str, Tensor]:
-    """How the space that queries read lies to the space that keys read."""
-    cosines = torch.linalg.svdvals(query.basis.mT @ key.basis).clamp(max=1)
-    size = torch.linalg.svdvals(query.basis.mT @ query.left @ query.turned).sum(-1)
+def mismatch(query: Image, key: Image, width: int) -> dict[str, Tensor]:
+    """How the space that queries read lies to the space that keys read; a head of a lower rank has fewer angles."""
+    cosines, rank = torch.linalg.svdvals(query.basis.mT @ key.basis).clamp(max=1), query.rank
+    there = torch.arange(cosines.shape[-1], device=cosines.device) < rank[:, None]
     diagonal = (query.left * key.left).sum((-2, -1))  # tr(L R) = ⟨L, Rᵀ⟩
-    rank, width = query.left.shape[-1], query.left.shape[-2]
+    null, spread = mismatch_null(rank, width)
     return {
-        "principal_angles": cosines.acos(),
-        "mismatch": 1 - cosines.square().mean(-1),
-        "mismatch_null": cosines.new_tensor(1 - min(1, rank / width)),
-        "trace_share": share(diagonal, size),
+        "principal_angles": torch.where(there, cosines.acos(), torch.nan),
+        "mismatch": torch.where(rank > 0, 1 - cosines.square().sum(-1) / rank, torch.nan),
+        "mismatch_null": null,
+        "mismatch_null_sd": spread,
+        "trace_share": share(diagonal, query.sizes.sum(-1)),
     }
+
+
+def together(values: dict[str, Tensor], width: int, draws: int, seed: int) -> dict[str, Tensor]:
+    """Means over all heads, and the same of random heads, draw by draw."""
+    found = {"mean_rsa": values["rsa"].mean((0, 1)), "mean_mismatch": values["mismatch"].nanmean()}
+    if not draws:
+        return found
+    ranks, generator = values["rank"][..., 0].long().flatten().cpu(), torch.Generator().manual_seed(seed)
+    drawn = [1 - shared(int(r), width, (draws, int((ranks == r).sum())), generator) / r for r in ranks.unique() if r]
+    found["mean_mismatch_drawn"] = torch.cat(drawn, -1).mean(-1) if drawn else torch.full((draws,), torch.nan)
+    return found | {"mean_rsa_drawn": values["rsa_drawn"].mean((0, 2))}
 
 
 OF_IMAGE = ("layer", "head", "image")
@@ -170,9 +211,22 @@ DISTORTION = Analysis(
     ask=distortion,
     needs="trace",
     dear=True,
-    fields={name: Field(OF_IMAGE, definition, null=f"{name}_null") for name, definition in KEPT.items()}
+    fields={
+        name: Field(OF_IMAGE, definition, null=f"{name}_null", null_sd=f"{name}_null_sd")
+        for name, definition in KEPT.items()
+    }
     | {
-        f"{name}_null": Field(
+        f"{name}_null": Field(OF_IMAGE, f"mean of {name} for random heads of the same singular values", basis=True)
+        for name in KEPT
+    }
+    | {
+        f"{name}_null_sd": Field(
+            OF_IMAGE, f"standard deviation of {name} among random heads of the same singular values", basis=True
+        )
+        for name in KEPT
+    }
+    | {
+        f"{name}_projection": Field(
             ("layer", "image"), f"mean of {name} for random projections to as many dimensions", basis=True
         )
         for name in KEPT
@@ -191,7 +245,8 @@ DISTORTION = Analysis(
             "share of the variance of the cloud that the image cannot see: what lies outside the row space it reads",
             null="collapse_null",
         ),
-        "collapse_null": Field(("layer", "image"), "the same for a random space of that rank: 1 − r/d"),
+        "collapse_null": Field(OF_IMAGE, "the same for a random head of that rank: 1 − r/d"),
+        "rank": Field(OF_IMAGE, "number of directions that the image reads"),
         "principal_angles": Field(
             ("layer", "head", "angle"),
             "angles between the space that queries read and the space that keys read (rows of Mᵀ and of M)",
@@ -201,11 +256,19 @@ DISTORTION = Analysis(
             ("layer", "head"),
             "mean sin² of the principal angles: 0 where queries and keys read one space, 1 where they read other ones",
             null="mismatch_null",
+            null_sd="mismatch_null_sd",
         ),
-        "mismatch_null": Field(("layer",), "the same for random spaces: 1 − r/d"),
+        "mismatch_null": Field(("layer", "head"), "the same for random spaces: 1 − r/d"),
+        "mismatch_null_sd": Field(("layer", "head"), "standard deviation of mismatch among random spaces"),
         "trace_share": Field(
             ("layer", "head"),
             "tr M / ‖M‖_*: 1 where M compares like with like (positive semi-definite), −1 like with opposite, 0 neither",
         ),
+        "mean_rsa": Field(("image",), "mean of rsa over all heads"),
+        "mean_rsa_drawn": Field(
+            ("draw", "image"), "mean of rsa over all heads, turned at random together, draw by draw", basis=True
+        ),
+        "mean_mismatch": Field((), "mean of mismatch over all heads"),
+        "mean_mismatch_drawn": Field(("draw",), "mean of mismatch over all heads, of random spaces, draw by draw"),
     },
 )

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.covers.by_chance import mean_draws, symmetry_null
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads, Relevance
 from rheoscope.space.operator import Factored
@@ -18,10 +20,18 @@ if TYPE_CHECKING:
     import xarray
 
 OFFSETS = (0, 1, 2, 4, 8, 16)
+TESTED = ("symmetry", "copying", "alignment", "positive_share")
+"""Numbers whose mean over heads stands beside that of random heads."""
 
 
 @torch.no_grad()
-def operators(view: View, raw: bool = False, progress: Callable[[int, int], None] | None = None) -> "xarray.Dataset":
+def operators(
+    view: View,
+    raw: bool = False,
+    draws: int = 199,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> "xarray.Dataset":
     """Every head of a model as an operator: symmetry, direction, rank, copying.
 
     **Answers** "does this head compare tokens symmetrically, in one direction, does it copy, how many directions does
@@ -30,9 +40,17 @@ def operators(view: View, raw: bool = False, progress: Callable[[int, int], None
     **Formula** M = C D_g W_Q R(δ) W_Kᵀ D_g C · scale and F = C D_g W_V W_O, gains folded (`raw=True`: bare weights, as in
     papers); each number's definition is in its `attrs["definition"]`.
 
-    **Gives** (layer, head): `symmetry`, `directionality`, `positive_share` and its null, `stable_rank_M`,
-    `stable_rank_F`, `positivity_F`, `copying`, `alignment`; `symmetry_at` (layer, head, offset) under RoPE;
-    `singular_values_M`, `singular_values_F` (layer, head, rank); `layer_symmetry`, `layer_directionality` (layer).
+    **Null** random heads of the same singular values: M' = Q M Q'ᵀ, what queries read turned by each head's own Q and what keys
+    read by a Q' that heads with one key share; the same for values (shared) and what heads write (their own) in F. Q'ᵀQ is then
+    even and another one for every head, so heads that share a key are no more alike by chance than any other two. tr(M'M') has
+    the mean ‖M‖²/d and a known spread; copying, alignment and the positive share lie evenly on both sides of 0 (one half), since
+    −I is a rotation too. d is d − 1 where the norm centres.
+
+    **Gives** (layer, head): `symmetry`, `directionality`, `positive_share`, `copying` and `alignment` with their nulls,
+    `stable_rank_M`, `stable_rank_F`, `positivity_F`; `symmetry_at` (layer, head, offset) under RoPE;
+    `singular_values_M`, `singular_values_F` (layer, head, rank); `layer_symmetry`, `layer_directionality` (layer); over all heads
+    `mean_symmetry`, `mean_copying`, `mean_alignment`, `mean_positive_share`, each with `…_drawn` (draw), the same of random heads:
+    `p_values` of the two says how often chance goes as far. `draws=0` leaves these out.
 
     **Laws** equal to the dense matrices' numbers; unchanged by every move that leaves the logits unchanged.
 
@@ -44,6 +62,8 @@ def operators(view: View, raw: bool = False, progress: Callable[[int, int], None
     >>> rs.operators(model.view).symmetry.dims
     ('layer', 'head')
     """
+    if draws < 0:
+        raise RheoscopeError(f"random heads are drawn 0 times or more, got draws={draws}; type draws=199")
     through = None if view.unembed is None else vocabulary_gram(view, raw)
     rows = []
     for row in side_by_side(lambda heads: kernel(heads, through, raw), view.blocks, view.embed.device):
@@ -51,8 +71,10 @@ def operators(view: View, raw: bool = False, progress: Callable[[int, int], None
         if progress is not None:
             progress(len(rows), view.layers)
     values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    values |= {f"mean_{name}": values[name].double().mean() for name in TESTED}
+    values |= mean_draws(values, width(view.blocks[0], raw), draws, seed) if draws else {}
     coords = {"layer": range(view.layers), "head": range(view.heads), "offset": list(OFFSETS)}
-    return OPERATORS.answer(values, coords, attributes(view, raw))
+    return OPERATORS.answer(values, coords, attributes(view, raw) | {"draws": draws, "seed": seed})
 
 
 def side_by_side(
@@ -86,8 +108,12 @@ def kernel(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> dic
     turning = heads.M(raw)
     M, F = Relevance(exact(turning.left), exact(turning.right), turning.rotation), in_float(heads.F(raw))
     whole = torch.cat(list(M.left), -1) @ torch.cat(list(M.right), -2)  # of rank d: no factors are smaller than itself
+    null, spread = symmetry_null(M.singular_values(), width(heads, raw))
+    there = M.norm() * F.norm() > 0
     return {
         "symmetry": M.symmetry(),
+        "symmetry_null": null,
+        "symmetry_null_sd": spread,
         "directionality": directionality(M.row_norms(), M.column_norms()),
         "positive_share": positive_share(M),
         "positive_share_null": torch.full_like(M.left[:, 0, 0], 0.5),
@@ -95,13 +121,21 @@ def kernel(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> dic
         "stable_rank_F": F.stable_rank(),
         "positivity_F": positivity(F.eigenvalues()),
         "copying": copying(F, through),
+        "copying_null": torch.zeros_like(null),
         "alignment": alignment(M, F),
+        "alignment_null": torch.zeros_like(null),
+        "alignment_null_sd": there / heads.W_Q.shape[-2],
         "symmetry_at": torch.stack([M.symmetry_at(offset) for offset in OFFSETS], -1),
         "singular_values_M": M.singular_values(),
         "singular_values_F": F.singular_values(),
         "layer_symmetry": (whole * whole.mT).sum() / whole.square().sum().clamp(min=torch.finfo(whole.dtype).tiny),
         "layer_directionality": directionality(whole.norm(dim=-1), whole.norm(dim=-2)),
     }
+
+
+def width(heads: Heads, raw: bool) -> int:
+    """In how many dimensions x̂ lies, and a random head with it: one less where the norm centres."""
+    return heads.W_Q.shape[-2] - int(heads.norm.centred and not raw)
 
 
 def directionality(row_norms: Float[Tensor, "*h d"], column_norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
@@ -164,6 +198,17 @@ def in_float(A: Factored) -> Factored:
     return Factored(exact(A.left), exact(A.right))
 
 
+def _mean_fields() -> dict[str, Field]:
+    """The mean over heads of every number that has a null, and the same of random heads."""
+    own = {f"mean_{name}": Field((), f"mean of {name} over all heads") for name in TESTED}
+    drawn = {
+        f"mean_{name}_drawn": Field(("draw",), f"mean of {name} over all heads, each turned at random, draw by draw")
+        for name in TESTED
+    }
+    return own | drawn
+
+
+OF_HEAD = ("layer", "head")
 OPERATORS = Analysis(
     name="operators",
     question="What kind of operator is each head: does it compare both ways alike, copy, and how many directions does it use?",
@@ -171,30 +216,48 @@ OPERATORS = Analysis(
     needs="view",
     fields={
         "symmetry": Field(
-            ("layer", "head"), "tr(MM)/tr(MMᵀ) of the QK circuit (M): 1 symmetric, −1 skew, about 0 at random"
+            OF_HEAD,
+            "tr(MM)/tr(MMᵀ) of the QK circuit (M): 1 symmetric, −1 skew, about 0 at random",
+            null="symmetry_null",
+            null_sd="symmetry_null_sd",
+        ),
+        "symmetry_null": Field(OF_HEAD, "mean symmetry of random M of the same singular values: 1/d"),
+        "symmetry_null_sd": Field(
+            OF_HEAD, "standard deviation of symmetry among random M of the same singular values: about √2/d"
         ),
         "directionality": Field(
-            ("layer", "head"),
+            OF_HEAD,
             "(c − r)/(c + r), c and r the excess of column (key) and row norms of M over mean + 2 std",
             basis=True,
         ),
         "positive_share": Field(
-            ("layer", "head"),
+            OF_HEAD,
             "Σλ⁺/Σ|λ| of the symmetric part of M: 1 where relevance grows with likeness along every direction",
             null="positive_share_null",
         ),
         "positive_share_null": Field(
-            ("layer", "head"),
+            OF_HEAD,
             "the same for a random M: one half, since a form of rank r has as many rising as falling directions",
         ),
-        "stable_rank_M": Field(("layer", "head"), "‖M‖²_F/‖M‖²₂: directions that the QK circuit really uses"),
-        "stable_rank_F": Field(("layer", "head"), "‖F‖²_F/‖F‖²₂: directions that the OV circuit really uses"),
-        "positivity_F": Field(("layer", "head"), "Re Σλ/Σ|λ| of the OV circuit (F): 1 copies, −1 inverts"),
+        "stable_rank_M": Field(OF_HEAD, "‖M‖²_F/‖M‖²₂: directions that the QK circuit really uses"),
+        "stable_rank_F": Field(OF_HEAD, "‖F‖²_F/‖F‖²₂: directions that the OV circuit really uses"),
+        "positivity_F": Field(OF_HEAD, "Re Σλ/Σ|λ| of the OV circuit (F): 1 copies, −1 inverts"),
         "copying": Field(
-            ("layer", "head"),
+            OF_HEAD,
             "Re Σλ/Σ|λ| of W_E F W_U, the copying score of the circuits literature; F alone where there is no unembedding",
+            null="copying_null",
         ),
-        "alignment": Field(("layer", "head"), "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance"),
+        "copying_null": Field(OF_HEAD, "mean copying of random F of the same singular values: 0, since −F is one too"),
+        "alignment": Field(
+            OF_HEAD,
+            "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance",
+            null="alignment_null",
+            null_sd="alignment_null_sd",
+        ),
+        "alignment_null": Field(OF_HEAD, "mean alignment of random M of the same singular values: 0"),
+        "alignment_null_sd": Field(
+            OF_HEAD, "standard deviation of alignment among random M of the same singular values: 1/d"
+        ),
         "symmetry_at": Field(
             ("layer", "head", "offset"),
             "tr(M(δ)M(−δ))/(‖M(δ)‖‖M(−δ)‖) at offset δ: 1 for tied queries and keys",
@@ -205,5 +268,6 @@ OPERATORS = Analysis(
         "layer_directionality": Field(
             ("layer",), "directionality of the sum of M over the heads of a layer", basis=True
         ),
-    },
+    }
+    | _mean_fields(),
 )

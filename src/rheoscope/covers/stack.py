@@ -7,19 +7,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.covers.by_chance import turned
 from rheoscope.covers.distortion import IMAGES, Image, images
+from rheoscope.covers.geometry import AT_ONCE
 from rheoscope.covers.reading import layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.operator import NOTHING
 from rheoscope.space.pairs import distances, inner_products, upper
 from rheoscope.space.ranks import unit_ranks
-from rheoscope.space.share import exact
+from rheoscope.space.share import exact, share
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
 
-Inner = Float[Tensor, "n n"]
+Inner = Float[Tensor, "*t n n"]
 Alike = Callable[[Tensor], Tensor]
 
 
@@ -27,49 +30,57 @@ Alike = Callable[[Tensor], Tensor]
 def stack(
     trace: Trace,
     image: str = "query",
-    draws: int = 5,
+    draws: int = 20,
     seed: int = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """How much of the tokens' geometry the heads of a layer see together, as one after the other is added.
 
-    **Answers** "do the heads of a layer, each a partial cover, cover E together, or do they all look at the same part?"
+    **Answers** "do the heads of a layer, each a partial cover, cover E together, or do they all look at the same part?" in three
+    numbers: which part of E they read at all (`span`), how far the distances there are those of E when every direction that a
+    head reads counts once (`recovered_orthonormal`), and when it counts as much as the head stretches it (`recovered`).
 
     **Formula** heads used side by side have the image [x̂M₁, x̂M₂, …] (`image="key"`: x̂Mᵀ, `"content"`: x̂F); squared
-    distances add up. Greedy: the head that raises the correlation most is added next.
+    distances add up. Orthonormal: [x̂U₁, x̂U₂, …], U an orthonormal basis of what a head reads. Greedy: the head that raises the
+    correlation of `recovered` most is added next, and it may still lower it: a head that stretches few directions much drowns
+    the others.
 
-    **Gives** (layer, heads_used): `recovered`, `order`, `recovered_random`, `recovered_null`, `recovered_cka`,
-    `recovered_cka_null`; (layer): `recovered_layers` and its null, `overlap_null`, `rank_ratio`; (layer, head, other): `overlap`.
-    `draws=0` leaves out what random orders and random projections give.
+    **Null** the same heads turned at random in E, all by one rotation, of the same singular values, and ordered best first by
+    themselves (a maximum beside maxima). Random projections to as many dimensions (`…_projection`) are a further yardstick.
+
+    **Gives** (layer, heads_used): `span`, `recovered`, `recovered_orthonormal`, `recovered_cka` with their nulls, `order`,
+    `recovered_random`, `recovered_projection`; (layer): `recovered_layers` and its null, `overlap_null`, `rank_ratio`;
+    (layer, head, other): `overlap`; over all layers, all heads used: `mean_recovered` and `mean_recovered_orthonormal`, each with
+    `…_drawn` (draw), the same of random heads. `draws=0` leaves out what random orders, heads and projections give.
 
     **Laws** the concatenation of isometric covers recovers everything; overlap is symmetric, 1 on the diagonal; all heads
-    together recover the same in any order; unchanged by every move that leaves the logits unchanged.
+    together recover the same in any order; the span never falls; unchanged by every move that leaves the logits unchanged.
 
     **Siblings** `distortion` asks the same of single heads.
 
     >>> import rheoscope as rs
-    >>> found = rs.stack(rs.load().trace("The keys to the cabinet are on the table in the hall"))
+    >>> found = rs.stack(rs.load().trace("The keys to the cabinet are on the table in the hall"), draws=2)
     >>> bool((abs(found.recovered - found.recovered_random)[:, -1] < 1e-6).all())
     True
     """
     if image not in IMAGES or draws < 0:
         raise RheoscopeError(
             f"image is one of {', '.join(IMAGES)} and draws 0 or more, got image={image!r}, draws={draws}; "
-            "type image='query', draws=5"
+            "type image='query', draws=20"
         )
     kept = tokens(trace, keep_massive, least=4)
     start, rows = inner_products(exact(trace.points[0])[kept].double()), []
     seen_below, below, alike = torch.zeros_like(start), torch.zeros_like(start), rsa(start)
+    turns = turned(trace.view.width, draws, seed, trace.points.device)
     for read in layers(trace, keep_massive, least=4):
         hat, seen = read.hat.double(), images(read.heads)[IMAGES.index(image)]
-        inner = inner_products(seen.of(hat))
-        seen_below, below = seen_below + inner.sum(0), below + inner_products(hat)
-        rows.append(kernel(hat, seen, inner, draws, seed))
+        seen_below, below = seen_below + inner_products(seen.of(hat)).sum(0), below + inner_products(hat)
+        rows.append(kernel(hat, seen, hat.shape[-1] - int(read.heads.norm.centred), turns, seed))
         rows[-1] |= {"recovered_layers": alike(seen_below), "recovered_layers_null": alike(below)}
         if progress is not None:
             progress(len(rows), trace.view.layers)
-    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    values = together({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
     heads = range(trace.view.heads)
     coords = {"layer": range(trace.view.layers), "head": heads, "other": heads}
     coords["heads_used"] = range(1, trace.view.heads + 1)
@@ -77,86 +88,102 @@ def stack(
 
 
 def kernel(
-    hat: Float[Tensor, "n d"], seen: Image, inner: Float[Tensor, "h n n"], draws: int, seed: int
+    hat: Float[Tensor, "n d"], seen: Image, width: int, turns: Float[Tensor, "draw d d"], seed: int
 ) -> dict[str, Tensor]:
     """All numbers of one layer, from the inner products of the images that its heads have of the cloud."""
     of = inner_products(hat)
+    found = {name: x[0] for name, x in best_first(of, hat[None], seen).items()}
+    ranks = seen.rank
+    found |= {
+        "span": union_ranks(seen.basis[found["order"]]) / width,
+        "overlap": overlaps(seen),
+        "overlap_null": (ranks.mean() / width).clamp(max=1),
+        "rank_ratio": ranks.sum() / union_ranks(seen.basis)[-1],
+    }
+    return found | (by_chance(of, hat, seen, turns, seed) if len(turns) else {})
+
+
+def best_first(of: Inner, clouds: Float[Tensor, "t n d"], seen: Image) -> dict[str, Float[Tensor, "t h"]]:
+    """What the first 1, 2, … heads recover of the cloud `of` by what they see of others, the head that adds most first."""
     distant, linear = rsa(of), cka(of)
+    inner, even = inner_products(seen.of(clouds)), inner_products(seen.evenly(clouds))
     order = greedy(inner, distant)
-    sizes, shared = spaces(seen.basis)
-    found = {
-        "recovered": along(inner[order], distant),
-        "order": order,
-        "recovered_cka": along(inner[order], linear),
-        "overlap": shared,
-        "overlap_null": shared.new_tensor(min(1, seen.left.shape[-1] / seen.left.shape[-2])),
-        "rank_ratio": sizes,
-    }
-    return found | (by_chance(hat, inner, seen.left.shape[-1], draws, seed, distant, linear) if draws else {})
-
-
-def by_chance(
-    hat: Float[Tensor, "n d"],
-    inner: Float[Tensor, "h n n"],
-    rank: int,
-    draws: int,
-    seed: int,
-    distant: Alike,
-    linear: Alike,
-) -> dict[str, Float[Tensor, " h"]]:
-    """What heads in random order recover, and what random projections of as many dimensions do."""
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(len(inner), generator=generator) for _ in range(draws)]
-    shape = (draws, len(inner), hat.shape[-1], rank)
-    drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
-    null = [inner_products(hat @ one.to(hat.device)) for one in drawn]
+    inner, even = (x.take_along_dim(order[..., None, None], 1).cumsum(1) for x in (inner, even))
     return {
-        "recovered_random": torch.stack([along(inner[one], distant) for one in orders]).mean(0),
-        "recovered_null": torch.stack([along(one, distant) for one in null]).mean(0),
-        "recovered_cka_null": torch.stack([along(one, linear) for one in null]).mean(0),
+        "recovered": distant(inner),
+        "recovered_orthonormal": distant(even),
+        "recovered_cka": linear(inner),
+        "order": order,
     }
+
+
+def by_chance(of: Inner, hat: Float[Tensor, "n d"], seen: Image, turns: Tensor, seed: int) -> dict[str, Tensor]:
+    """What heads in random order recover, and what heads turned at random and random projections do."""
+    generator, inner, distant = torch.Generator().manual_seed(seed), inner_products(seen.of(hat)), rsa(of)
+    parts = turns.split(max(1, AT_ONCE // inner.numel()))
+    orders = torch.stack([torch.randperm(len(inner), generator=generator) for _ in turns])
+    blank = [torch.randn(seen.left.shape, generator=generator).to(hat) for _ in turns]
+    drawn = [best_first(of, hat @ Q.double(), seen) for Q in parts]
+    heads = {name: torch.cat([one[name] for one in drawn]) for name in drawn[0] if name != "order"}
+    return {
+        **{f"{name}_null": x.mean(0) for name, x in heads.items()},
+        **{f"{name}_drawn": heads[name][:, -1] for name in OMNIBUS},
+        "recovered_random": torch.stack([distant(inner[one].cumsum(0)) for one in orders]).mean(0),
+        "recovered_projection": torch.stack([distant(inner_products(hat @ W).cumsum(0)) for W in blank]).mean(0),
+    }
+
+
+def together(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With means over layers of what all heads recover, and the same of random heads, draw by draw."""
+    means = {f"mean_{name}": values[name][:, -1].mean() for name in OMNIBUS}
+    drawn = {f"mean_{name}_drawn": values.pop(f"{name}_drawn").mean(0) for name in OMNIBUS if f"{name}_drawn" in values}
+    return values | means | drawn
 
 
 def rsa(of: Inner) -> Alike:
-    """Spearman correlation of the pairwise distances of a cloud with those of this one; 0 where one of them has none."""
+    """Spearman correlation of the pairwise distances of clouds with those of this one; 0 where one of them has none."""
     wanted = unit_ranks(upper(distances(of)))
     return lambda inner: unit_ranks(upper(distances(inner))) @ wanted
 
 
 def cka(of: Inner) -> Alike:
-    """Cosine of the inner products of a cloud with those of this one; 0 where one of them has none."""
-    return lambda inner: _cosine(inner, of)
+    """Cosine of the inner products of clouds with those of this one; 0 where one of them has none."""
+    return lambda inner: share((inner * of).sum((-2, -1)), inner.norm(dim=(-2, -1)) * of.norm())
 
 
-def _cosine(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
-    size = a.norm() * b.norm()
-    return (a * b).sum() / size if float(size) > 0 else torch.zeros_like(size)
+def greedy(inner: Float[Tensor, "t h n n"], alike: Alike) -> Int[Tensor, "t h"]:
+    """Heads in the order in which each raises the correlation of distances most, for many clouds at once."""
+    heads = inner.shape[1]
+    left, order = torch.arange(heads, device=inner.device).expand(len(inner), -1), []
+    so_far = torch.zeros_like(inner[:, :1])
+    for _ in range(heads):
+        together = so_far + inner.take_along_dim(left[..., None, None], 1)
+        best = alike(together).argmax(1, keepdim=True)
+        order.append(left.gather(1, best))
+        so_far = together.take_along_dim(best[..., None, None], 1)
+        left = left[left != order[-1]].unflatten(0, (len(inner), -1))
+    return torch.cat(order, 1)
 
 
-def along(inner: Float[Tensor, "h n n"], alike: Alike) -> Float[Tensor, " h"]:
-    """How alike the first 1, 2, …, h images together are to the cloud."""
-    return torch.stack([alike(part) for part in inner.cumsum(0)])
+def union_ranks(basis: Float[Tensor, "h d r"]) -> Float[Tensor, " h"]:
+    """The rank of all that the first 1, 2, …, h heads read: each adds what of its space is not seen yet."""
+    seen, ranks = basis[0, :, :0], []
+    for own in basis:
+        rest = own - seen @ (seen.mT @ own)
+        new, sizes, _ = torch.linalg.svd(rest - seen @ (seen.mT @ rest), full_matrices=False)
+        seen = torch.cat([seen, new[:, sizes > NOTHING]], -1)
+        ranks.append(seen.shape[-1])
+    return torch.tensor(ranks, dtype=torch.float64, device=basis.device)
 
 
-def greedy(inner: Float[Tensor, "h n n"], alike: Alike) -> Int[Tensor, " h"]:
-    """Heads in the order in which each raises the correlation of distances most."""
-    order: list[int] = []
-    so_far = torch.zeros_like(inner[0])
-    while len(order) < len(inner):
-        left = [head for head in range(len(inner)) if head not in order]
-        best = max(left, key=lambda head: float(alike(so_far + inner[head])))
-        order.append(best)
-        so_far = so_far + inner[best]
-    return torch.tensor(order, device=inner.device)
+def overlaps(seen: Image) -> Float[Tensor, "h h"]:
+    """The mean cos² of the principal angles of every two spaces, over as many as the smaller of the two has."""
+    both = torch.einsum("adr,bds->abrs", seen.basis, seen.basis).square().sum((-2, -1))
+    return share(both, torch.minimum(seen.rank[:, None], seen.rank))
 
 
-def spaces(basis: Float[Tensor, "h d r"]) -> tuple[Float[Tensor, ""], Float[Tensor, "h h"]]:
-    """Σ rank / rank of the sum, and the mean cos² of the principal angles of every two spaces."""
-    shared = torch.einsum("adr,bds->abrs", basis, basis).square().sum((-2, -1)) / basis.shape[-1]
-    together = torch.linalg.matrix_rank(basis.transpose(0, 1).flatten(1), rtol=1e-6)
-    return basis.shape[0] * basis.shape[-1] / together.double(), shared
-
-
+OMNIBUS = ("recovered", "recovered_orthonormal")
+"""What all heads of a layer recover, told over all layers."""
 BY_HEADS = ("layer", "heads_used")
 STACK = Analysis(
     name="stack",
@@ -172,13 +199,29 @@ STACK = Analysis(
         ),
         "order": Field(BY_HEADS, "which head is added at each step, the one with which the distances agree best"),
         "recovered_random": Field(BY_HEADS, "mean of recovered for heads added in random order"),
-        "recovered_null": Field(BY_HEADS, "mean of recovered for random projections to as many dimensions", basis=True),
+        "recovered_null": Field(
+            BY_HEADS, "mean of recovered for random heads of the same singular values, best first", basis=True
+        ),
+        "recovered_projection": Field(
+            BY_HEADS, "mean of recovered for random projections to as many dimensions", basis=True
+        ),
+        "recovered_orthonormal": Field(
+            BY_HEADS,
+            "the same, every head's image through an orthonormal basis of what it reads: each direction counts once",
+            null="recovered_orthonormal_null",
+        ),
+        "recovered_orthonormal_null": Field(
+            BY_HEADS, "mean of recovered_orthonormal for random heads of the same singular values", basis=True
+        ),
+        "span": Field(
+            BY_HEADS, "rank of all that the heads used read together, as a share of the dimensions in which x̂ lies"
+        ),
         "recovered_cka": Field(
             BY_HEADS,
             "cosine of centred inner products (linear CKA) of the concatenated images, heads in the same order",
             null="recovered_cka_null",
         ),
-        "recovered_cka_null": Field(BY_HEADS, "the same for random projections to as many dimensions", basis=True),
+        "recovered_cka_null": Field(BY_HEADS, "the same for random heads of the same singular values", basis=True),
         "recovered_layers": Field(
             ("layer",),
             "Spearman correlation of distances in the images of all heads up to this layer and of the embeddings",
@@ -197,5 +240,9 @@ STACK = Analysis(
             ("layer",),
             "sum of the heads' ranks over the rank of all that they read together: 1 where no two heads read the same",
         ),
+        "mean_recovered": Field((), "mean over layers of what all heads recover"),
+        "mean_recovered_drawn": Field(("draw",), "the same for random heads, draw by draw", basis=True),
+        "mean_recovered_orthonormal": Field((), "mean over layers of what all heads recover with orthonormal reads"),
+        "mean_recovered_orthonormal_drawn": Field(("draw",), "the same for random heads, draw by draw", basis=True),
     },
 )

@@ -2,6 +2,7 @@
 
 permutations, successors,     what nulls are made of, from a seed
 rotations
+corners, signs                the same where a corner of a rotation is enough, or a sign
 z_scores                      how far from the null
 p_values, student_p, pooled_p how often chance goes as far
 q_values                      how sure after many tests (Benjamini and Hochberg)
@@ -60,6 +61,37 @@ def rotations(
     drawn = torch.randn(count, width, width, generator=generator)
     Q, R = torch.linalg.qr(drawn.to(torch.promote_types(dtype, torch.float32)))  # LAPACK knows no half precision
     return (Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]).to(dtype)  # without the sign QR does not draw evenly
+
+
+def corners(count: int, rank: int, width: int, generator: Generator) -> Float[Tensor, "count r r"]:
+    """The first rows and columns of rotations drawn evenly, without the rest of them: UᵀQV of orthonormal U, V (width, rank).
+
+    The columns of a Gaussian matrix (width, rank) made orthonormal are even; of the rows below the corner their inner products
+    are all that counts, and those are drawn as they are (Bartlett).
+
+    >>> W = corners(2, 3, 3, Generator().manual_seed(0))
+    >>> torch.allclose(W @ W.mT, torch.eye(3).expand(2, 3, 3), atol=1e-5)
+    True
+    """
+    corner, below = torch.randn(count, rank, rank, generator=generator), width - rank
+    if below < rank:
+        rest = torch.randn(count, below, rank, generator=generator)
+    else:
+        degrees = torch.arange(below, below - rank, -1.0).expand(count, rank).contiguous()
+        lengths = (2 * torch._standard_gamma(degrees / 2, generator=generator)).sqrt()
+        rest = torch.randn(count, rank, rank, generator=generator).triu(1) + torch.diag_embed(lengths)
+    whole = torch.cat([corner, rest], -2).double()
+    triangle = torch.linalg.cholesky(whole.mT @ whole, upper=True)
+    return torch.linalg.solve_triangular(triangle, corner.double(), upper=True, left=False).float()
+
+
+def signs(count: int, draws: int, generator: Generator) -> Float[Tensor, "draw n"]:
+    """Rows of 1 and −1, evenly drawn: a number that is as often as large below its null as above it, turned over at random.
+
+    >>> sorted(set(signs(9, 9, Generator().manual_seed(0)).flatten().tolist()))
+    [-1.0, 1.0]
+    """
+    return 2.0 * torch.randint(2, (draws, count), generator=generator) - 1
 
 
 # How far from chance
@@ -153,6 +185,17 @@ def two_sided(z: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
     0.05
     """
     return torch.erfc(z.abs() / math.sqrt(2))
+
+
+def student(t: Float[Tensor, "*h"], freedom: int) -> Float[Tensor, "*h"]:
+    """How often a number lies as far from 0 as t, where the spread is that of freedom + 1 draws (Student's law, two-sided).
+
+    >>> round(float(student(torch.tensor(2.09), 19)), 2)
+    0.05
+    """
+    from scipy.special import stdtr
+
+    return 2 * torch.as_tensor(stdtr(freedom, -t.abs().double().cpu().numpy())).to(t)
 
 
 def one_sided(z: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:

@@ -14,6 +14,9 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.share import exact
 
+NOTHING = 1e-6
+"""Of the largest singular value: below it lies what folding gains and means into float32 weights leaves behind."""
+
 
 @dataclass(frozen=True, eq=False)
 class Factored:
@@ -114,6 +117,19 @@ class Factored:
         (q, a), (p, b) = torch.linalg.qr(self.left), torch.linalg.qr(self.right.mT)
         u, s, vh = torch.linalg.svd(a @ b.mT, full_matrices=False)
         return q @ u, s, vh @ p.mT
+
+    def spaces(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
+        """The same without what is 0 but for rounding: U spans what A reads, Vh what it writes, zeros beyond its rank.
+
+        Factors of r columns may make an operator of a lower rank; the columns that QR and SVD put there mean nothing.
+
+        >>> A = Factored(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.eye(2))
+        >>> A.spaces()[0].norm(dim=0).round(decimals=3).tolist()
+        [1.0, 0.0]
+        """
+        u, s, vh = self.svd()
+        there = s > NOTHING * s[..., :1]
+        return u * there[..., None, :], s * there, vh * there[..., None]
 
     def singular_values(self) -> Float[Tensor, "*h r"]:
         """Singular values, falling."""

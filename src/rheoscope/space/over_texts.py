@@ -1,6 +1,7 @@
 """Any analysis of a text over several texts: means with bootstrap intervals, one null, and whether other texts would say the same."""
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +11,17 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import SUBJECTS
-from rheoscope.space.chance import q_values, two_sided, z_scores
+from rheoscope.space.chance import q_values, student, two_sided, z_scores
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
 
 OF_HEAD = ("layer", "head")
-TESTED = ("z", "q_value")
-"""How far one text lies from its null: no mean over texts is that of the mean, so both are computed anew."""
+TESTED = ("z", "p_value", "q_value")
+"""How far one text lies from its null: no mean over texts is that of the mean, so they are computed anew."""
+DRAWN = "_drawn"
+"""Ends the names of what random heads gave, draw by draw: the same ones in every text, so that their mean is a draw of the mean."""
 OF_ONE_TEXT = ("text", "massive")
 """What a Dataset of several texts does not carry, even where all say the same."""
 
@@ -40,13 +43,14 @@ def over_texts(
 
     **Formula** the mean over texts; its 95 % interval from `resamples` draws of as many texts with replacement (percentiles: with
     few texts a little too narrow). The null is the mean of the texts' nulls; a standard deviation of a mean is at most the
-    mean of the standard deviations, which is the one that z uses. `split_half`: texts in two halves at random, the
-    correlation over heads of the two means, mean over `splits`.
+    mean of the standard deviations, which is the one that z uses; where it comes from draws, p is Student's. `split_half`: texts
+    in two halves at random, the correlation over heads of the two means, mean over `splits`.
 
     **Gives** every numeric field whose axes are the same in all texts: the mean under its own name, `…_low`, `…_high`; for one with
     a null and its spread `…_z`, `…_q_value` (of all its entries together); for those of (layer, head) also (measure): `overall`,
-    `overall_low`, `overall_high`, `split_half`. `attrs["left_out"]` lists the rest: fields of tokens, words, z and q-values of
-    one text. NaN where a text has none. A Dataset of the analysis itself: `rs.plot` draws it.
+    `overall_low`, `overall_high`, `split_half`. What an analysis drew of all heads together (`…_drawn`) is joined draw by draw, for
+    `p_values`. `attrs["left_out"]` lists the rest: fields of tokens, words, z, p- and q-values of one text. NaN where a text has
+    none. A Dataset of the analysis itself: `rs.plot` draws it.
 
     **Laws** the order of the texts does not matter to means; a number that is the same on all texts has an interval of width
     0; several times the same text split into halves of correlation 1.
@@ -82,13 +86,13 @@ def joined(
     spreads, chance = {spread for _, spread in null_of.values()}, {one for pair in null_of.values() for one in pair}
     tables = {name: torch.stack([torch.as_tensor(one[name].values) for one in found]).double() for name in names}
     means = {name: _mean(first[name], table.mean(0), bound=name in spreads) for name, table in tables.items()}
-    own = {name: table for name, table in tables.items() if name not in chance}
+    own = {name: table for name, table in tables.items() if name not in chance and not name.endswith(DRAWN)}
     of_heads = {name: table for name, table in own.items() if first[name].dims == OF_HEAD}
     values: dict[str, Any] = dict(means)
     for name, table in own.items():
         values |= _ends(first[name], interval(weights, table))
     for name, pair in null_of.items():
-        values |= _beside_null(name, means, *pair) if set(pair) <= set(names) else {}
+        values |= _beside_null(name, means, *pair, first.attrs.get("draws", 0)) if set(pair) <= set(names) else {}
     measures = {"measure": list(of_heads)} if of_heads else {}
     values |= _overall(of_heads, weights, halves) if of_heads else {}
     return xr.Dataset(values, dict(first[names].coords) | measures, _attributes(found, names))
@@ -143,16 +147,18 @@ def _same(a: Any, b: Any) -> bool:
 # What chance gives, and what heads have in common
 
 
-def _beside_null(name: str, means: "dict[str, xarray.Variable]", null: str, spread: str) -> dict[str, Any]:
-    """z and q-value of the mean of a field."""
+def _beside_null(name: str, means: "dict[str, xarray.Variable]", null: str, spread: str, draws: int) -> dict[str, Any]:
+    """z and q-value of the mean of a field; a spread that was seen in some draws gives a t, a known one (`draws` 0) a normal z."""
     own = means[name]
     mean, sd = (means[one].set_dims(own.sizes).transpose(*own.dims) for one in (null, spread))  # may have fewer axes
     z = z_scores(*(torch.tensor(x.values) for x in (own, mean, sd)))
+    p = student(z / math.sqrt(1 + 1 / draws), draws - 1) if draws else two_sided(z)
+    law = f"Student's t of {draws} draws" if draws else "z normal"
     distance = f"({name} − {null}) / {spread}, never larger than with the spread of the mean itself"
-    finds = f"share of false finds among all {name} at least as far from their null (Benjamini and Hochberg, two-sided, z normal)"
+    finds = f"share of false finds among all {name} at least as far from their null (Benjamini and Hochberg, two-sided, {law})"
     return {
         f"{name}_z": (own.dims, z.numpy(), {"definition": distance}),
-        f"{name}_q_value": (own.dims, q_values(two_sided(z)).numpy(), {"definition": finds}),
+        f"{name}_q_value": (own.dims, q_values(p).numpy(), {"definition": finds}),
     }
 
 

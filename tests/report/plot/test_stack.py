@@ -11,7 +11,11 @@ def test_stack_shows_means_over_layers_and_which_head_is_added() -> None:
     curves = lines(titled("stack", "Distances recovered (RSA)"))
     assert curves["best first"].y == pytest.approx(dataset.recovered.mean("layer").values)
     assert curves["random order"].y == pytest.approx(dataset.recovered_random.mean("layer").values)
-    assert curves["random projections"].style == "dashed"
+    assert curves["random projections"].style == curves["random heads"].style == "dashed"
+    assert curves["orthonormal reads"].y == pytest.approx(dataset.recovered_orthonormal.mean("layer").values)
+    assert lines(titled("stack", "How much of E is read at all"))["span"].y == pytest.approx(
+        dataset.span.mean("layer").values
+    )
     tips = cells(titled("stack", "Every layer, best heads first")).tips
     assert f"adds head {int(dataset.order[3, 1])};" in tips[3][1]
     off = [dataset.overlap.values[2][a][b] for a in range(4) for b in range(4) if a != b]

@@ -1,4 +1,4 @@
-"""What projections do to the geometry: what every head's images keep of it, beside random projections."""
+"""What projections do to the geometry: what every head's images keep of it, beside random heads and random projections."""
 
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "Every head sees the cloud through three images: as queries x̂M, as keys x̂Mᵀ, as content x̂F. 1 where an image "
-    "keeps all distances, or all neighbours; dashed: random projections to as many dimensions, which do not choose "
-    "what they keep. Curves are medians over the heads of a layer."
+    "keeps all distances, or all neighbours; dashed: the same heads turned at random, of the same singular values, and, grey, random "
+    "projections to as many dimensions, which stretch all directions alike. Curves are medians over the heads of a layer."
 )
 IMAGES = {"query": "first", "key": "second", "content": "third"}
 MAPS = {
@@ -49,17 +49,19 @@ def over_depth(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
         Line(image, at, dataset[name].sel(image=image).median("head").values, colour)
         for image, colour in IMAGES.items()
     ]
-    chance = [] if null is None else nulls(null, at)
+    chance = [] if null is None else nulls(null.median("head"), at, "heads")
+    blank = dataset.get(f"{name}_projection")
+    chance += [] if blank is None else nulls(blank, at, "projections")
     about = f"{dataset[name].attrs['definition']}." + ("" if null is None else f" Dashed: {null.attrs['definition']}.")
     return Panel(title, about, (*chance, *lines), Axis("", layers), Axis(high=1.03 if name != "collapse" else 1.0))
 
 
-def nulls(null: "xarray.DataArray", at: range) -> list[Line]:
-    """One dashed line for all images of one rank, or one for each."""
+def nulls(null: "xarray.DataArray", at: range, what: str) -> list[Line]:
+    """One line for all images where they have one null, or one for each."""
     rows = {image: null.sel(image=image).values for image in IMAGES}
     if all(np.allclose(row, rows["query"]) for row in rows.values()):
-        return [Line("random projections", at, rows["query"], "null", "dashed")]
-    return [Line(f"{image}, random", at, row, IMAGES[image], "dashed") for image, row in rows.items()]
+        return [Line(f"random {what}", at, rows["query"], "null", "dashed")]
+    return [Line(f"{image}, random {what}", at, row, IMAGES[image], "dashed") for image, row in rows.items()]
 
 
 def apart(dataset: "xarray.Dataset") -> Panel:
@@ -67,7 +69,7 @@ def apart(dataset: "xarray.Dataset") -> Panel:
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
     at = range(len(layers))
     lines = (
-        Line("random spaces", at, dataset.mismatch_null.values, "null", "dashed"),
+        Line("random spaces", at, dataset.mismatch_null.median("head").values, "null", "dashed"),
         Line("mismatch", at, dataset.mismatch.median("head").values, "fourth"),
         Line("tr M / ‖M‖_*", at, dataset.trace_share.median("head").values, "fifth"),
     )

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import xarray
 
 CAPTION = (
-    "One square a head. Blue is above what random operators give, orange below: 0 for symmetry, directionality, copying and alignment, "
-    "one half for the positive share; ranks are the darker the higher. Bands hold 10 to 90 % of the heads."
+    "One square a head. Blue is above what random operators give, orange below: 0 for directionality, copying and alignment and, but for "
+    "1/d, for symmetry, one half for the positive share; ranks are the darker the higher. Bands hold 10 to 90 % of the heads."
 )
 TITLES = {
     "symmetry": "Symmetry of M",

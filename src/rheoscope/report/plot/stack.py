@@ -1,4 +1,4 @@
-"""What the heads of a layer see together: the geometry recovered by 1, 2, … heads, beside random projections."""
+"""What the heads of a layer see together: the geometry recovered by 1, 2, … heads, beside random heads and random projections."""
 
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,13 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "How much of the distances between tokens the images of several heads keep side by side: 1 is all of it. Greedy "
-    "adds the head that helps most, random any; random projections to as many dimensions are what could be kept "
-    "without choosing. Bands hold all layers."
+    "adds the head that helps most, random any; orthonormal counts every direction that a head reads once, as much as it may "
+    "stretch it. Random heads have the same singular values; random projections stretch all directions alike. Bands hold all layers."
 )
 CURVES = {
-    "recovered_null": ("random projections", "null", "dashed"),
+    "recovered_projection": ("random projections", "null", "dashed"),
+    "recovered_null": ("random heads", "first", "dashed"),
+    "recovered_orthonormal": ("orthonormal reads", "third", "solid"),
     "recovered": ("best first", "first", "solid"),
     "recovered_random": ("random order", "second", "solid"),
 }
@@ -23,7 +25,8 @@ CURVES = {
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """Curves over the heads used, every layer as a map, all heads together over depth, and how much they overlap."""
-    panels = curve(dataset), linear(dataset), layers(dataset), together(dataset), so_far(dataset), shared(dataset)
+    of_heads = curve(dataset), linear(dataset), layers(dataset), together(dataset)
+    panels = (*of_heads, spanned(dataset), so_far(dataset), shared(dataset))
     return Picture(f"What heads see together, as {_image(dataset)}", CAPTION, panels)
 
 
@@ -47,7 +50,7 @@ def linear(dataset: "xarray.Dataset") -> Panel:
     lines = [Line("best first", used, dataset.recovered_cka.mean("layer").values, "first")]
     if "recovered_cka_null" in dataset:
         null = dataset.recovered_cka_null.mean("layer").values
-        lines.insert(0, Line("random projections", used, null, "null", "dashed"))
+        lines.insert(0, Line("random heads", used, null, "first", "dashed"))
     about = dataset.recovered_cka.attrs["definition"]
     return Panel("Inner products recovered (CKA)", about, tuple(lines), _heads(), Axis(high=1.03))
 
@@ -69,12 +72,6 @@ def layers(dataset: "xarray.Dataset") -> Panel:
     return Panel("Every layer, best heads first", about, (Cells(values, tips=tips),), *sides, height=height)
 
 
-def _random(dataset: "xarray.Dataset", layer: int, used: int) -> str:
-    """What random projections recover, where some were drawn."""
-    null = dataset.get("recovered_null")
-    return "" if null is None else f"; random {number(float(null[layer, used]))}"
-
-
 def together(dataset: "xarray.Dataset") -> Panel:
     """One head and all heads of each layer."""
     at = range(dataset.sizes["layer"])
@@ -83,9 +80,17 @@ def together(dataset: "xarray.Dataset") -> Panel:
         Line("best head", at, dataset.recovered.values[:, 0], "third"),
     ]
     if "recovered_null" in dataset:
-        lines.insert(0, Line("all, random projections", at, dataset.recovered_null.values[:, -1], "null", "dashed"))
+        lines.insert(0, Line("all, random heads", at, dataset.recovered_null.values[:, -1], "first", "dashed"))
     about = "Recovered by the best head of a layer and by all of them. " + dataset.recovered.attrs["definition"]
     return Panel("One head and all of them", about, tuple(lines), Axis("", _layers(dataset)), Axis(high=1.03))
+
+
+def spanned(dataset: "xarray.Dataset") -> Panel:
+    """Which part of E the heads read at all."""
+    used = dataset.heads_used.values
+    lines = (Line("span", used, dataset.span.mean("layer").values, "second"),)
+    about = f"Mean over layers. {dataset.span.attrs['definition']}."
+    return Panel("How much of E is read at all", about, lines, _heads(), Axis(low=0.0, high=1.03))
 
 
 def so_far(dataset: "xarray.Dataset") -> Panel:

@@ -94,8 +94,9 @@ def furthest(found: "xarray.Dataset") -> tuple[int, int]:
 
 
 def surest(found: "xarray.Dataset") -> tuple[int, int]:
-    """The head that reads similarity most surely, or most where there is no null."""
-    values = found["z" if "z" in found else "agreement"].values
+    """The head that reads similarity most surely, or most where nothing is told from a null."""
+    told = "z" in found and bool(found.z.notnull().any())
+    values = found["z" if told else "agreement"].values
     layer, head = np.unravel_index(int(np.nanargmax(values)), values.shape)
     return int(layer), int(head)
 
