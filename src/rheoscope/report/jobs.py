@@ -59,8 +59,8 @@ def _findings(answers: Answers) -> list[Block]:
     return [Lines("What else beat chance", sentences(*findings(answers)))]
 
 
-FIRST = ("readout", "transport", "energy", "clusters", "purity", "distortion", "agreement", "fixed_point")
-"""What the seven questions need: asked before everything else, the quick ones first, so that answers stand there at once."""
+FIRST = tuple(dict.fromkeys(name for one in QUESTIONS for name in one.needs))
+"""What the seven questions need, in their order: asked before everything else, so that answers stand there at once."""
 LAST = ("head_types", "distorted_pairs", "score_attribution")
 """What takes longest, and stands on what came before."""
 

@@ -55,7 +55,7 @@ def listed(most: int) -> Callable[[Answers], dict[str, Settings]]:
 
 SETTINGS: dict[str, Callable[[Answers], dict[str, Settings]]] = {
     "geometry_kept": lambda answers: {"": _nearest(answers, _counted(answers) - 2)},
-    "distortion": lambda answers: {"": _nearest(answers, (_counted(answers) - 1) // 2) | {"draws": 2}},
+    "distortion": lambda answers: {"": _nearest(answers, (_counted(answers) - 1) // 2)},
     "purity": _purity,
     "agreement": lambda answers: {"": {"draws": DRAWS}},
     "distorted_pairs": _furthest,

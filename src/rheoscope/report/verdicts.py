@@ -207,12 +207,12 @@ def settling(answers: Answers, question: Question) -> Verdict:
     radius, error = layers.jacobian_radius.values, layers.jacobian_radius_error.values
     inside, outside = radius + error < 1, radius - error > 1
     answer = YES if inside.all() else NO if outside.any() else OPEN
-    control = answers.untrained("fixed_point", lambda d: float(d.jacobian_radius.median()))
-    at = int(np.argmax(radius))
+    control = beside(answers.untrained("fixed_point", lambda d: float(d.jacobian_radius.median())))
+    middle = int(np.argsort(radius)[len(radius) // 2])
     line = (
-        f"Applied again where it is, a layer is locally contracting in {int(inside.sum())} of {len(radius)} layers: largest growth rate "
-        f"{short(float(np.median(radius)))} in the median layer{beside(control)}, {short(float(radius[at]))} ± {short(float(error[at]))} "
-        f"in L{int(layers.layer[at])}; one pass moves the cloud by {short(float(layers.residual.median()))} of its size."
+        f"{int(inside.sum())} of {len(radius)} layers are locally contracting here: applied again, a small change grows by up to "
+        f"{short(float(radius[middle]))} ± {short(float(error[middle]))} in the median layer{control}; one pass turns tokens by "
+        f"{short(float(layers.turn.median()))} rad (displacements permuted {short(float(layers.turn_null.median()))})."
     )
     return Verdict(question.question, answer, line, question.deeper)
 
@@ -235,7 +235,7 @@ def prediction(answers: Answers, question: Question) -> Verdict:
 
 QUESTIONS: tuple[Question, ...] = (
     Question("similarity", "Does attention read similarity?", ("agreement",), "rheoscope covers", similarity),
-    Question("deformation", "Did the projections deform the geometry?", ("distortion",), "rheoscope analyse distortion", deformation),
+    Question("deformation", "What did the projections do to the geometry: deform it?", ("distortion",), "rheoscope analyse distortion", deformation),
     Question("gradient", "Do tokens move along a gradient?", ("energy",), "rheoscope analyse energy", climbing),
     Question("identity", "Must tokens stay themselves, and where do they go?", ("transport",), "rheoscope analyse transport", identity),
     Question("meaning", "Do they gather, and by meaning?", ("clusters", "purity"), "rheoscope analyse senses", gathering),
