@@ -90,7 +90,7 @@ def test_progress_is_told_by_name() -> None:
     assert done == total
 
 
-METHOD = {"trajectory", "head_types"}
+METHOD = {"frames", "trajectory", "head_types"}
 """What draws as part of its method, by a fixed seed: the plane of a picture, the tokens of a probe."""
 
 

@@ -24,13 +24,13 @@ def plane(points: Float[Tensor, "*b p n d"], fitted: Sequence[int]) -> Float[Ten
 
     The sign of a direction is free: the token farthest along it is put on the positive side.
     """
-    clouds = [directions(points[..., at, :, :]) for at in fitted]
-    spread = torch.stack([u.mT @ u for u in clouds]).sum(0)
+    all_of_them = torch.cat([directions(points[..., at, :, :]) for at in fitted], -2)
+    spread = all_of_them.mT @ all_of_them
     with torch.random.fork_rng(devices=[]):  # the same picture every time, and the caller's draws untouched
         torch.manual_seed(0)
-        found = torch.svd_lowrank(spread.double().cpu(), q=min(32, spread.shape[-1]), niter=24)[2][..., :2]
+        found = torch.svd_lowrank(spread.cpu(), q=min(16, spread.shape[-1]), niter=12)[2][..., :2]
     axes = torch.nn.functional.pad(found, (0, 2 - found.shape[-1])).to(points)
-    flat = torch.cat([u @ axes for u in clouds], -2)
+    flat = all_of_them @ axes
     return axes * flat.gather(-2, flat.abs().argmax(-2, keepdim=True)).sign()
 
 
