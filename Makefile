@@ -9,6 +9,9 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 	echo "Rheoscope needs Python 3.11 or newer; to name one: make $@ PYTHON=/path/to/python3.11" >&2; exit 1; }; \
 	"$(PYTHON)" .ci/install.py --torch "$(TORCH)"
 
+# About 60 tokens, so that each of the seven questions can be answered.
+SAMPLE := "The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the"
+
 .PHONY: help demo test readme lint format types docs wheel bench peers lock clean
 
 help:
@@ -16,7 +19,7 @@ help:
 
 demo:
 	$(INSTALL)
-	$(BIN)rheoscope "The keys to the cabinet are on the table"
+	$(BIN)rheoscope $(SAMPLE)
 
 # One thread per worker: two workers on two cores beat one worker with two threads.
 test:
