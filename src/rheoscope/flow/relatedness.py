@@ -210,7 +210,8 @@ def beyond(
     U, sizes, _ = torch.linalg.svd(differ.mT, full_matrices=False)
     basis = U[:, sizes > 1e-9]
     ranks = unit_ranks(x)
-    return ranks - ranks @ basis @ basis.mT, basis
+    left = ranks - ranks @ basis @ basis.mT
+    return torch.where(left.norm(dim=-1, keepdim=True) > 1e-9, left, 0), basis  # what is left of nothing is rounding
 
 
 def same_group(group: Int[Tensor, "draw n"]) -> Float[Tensor, "draw pairs"]:

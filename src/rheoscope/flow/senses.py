@@ -200,7 +200,7 @@ def nearest(table: Table) -> Float[Tensor, " p"]:
     same = (own[:, None] == own) & ~torch.eye(n, dtype=torch.bool)
     far = table.apart + torch.diag(torch.full((n,), torch.inf, dtype=table.apart.dtype))
     closest = far == far.amin(-1, keepdim=True)
-    return ((closest & same).sum(-1) / closest.sum(-1)).double().mean(-1)
+    return ((closest & same).sum(-1).double() / closest.sum(-1)).mean(-1)
 
 
 def nearest_by_chance(table: Table) -> Float[Tensor, " p"]:
