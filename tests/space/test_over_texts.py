@@ -207,7 +207,9 @@ def test_every_analysis_with_a_null_can_be_asked_of_several_texts(name: str) -> 
     for field in left_out:
         own = declared.fields[field]
         tested = field in ("z", "q_value") or field.endswith(("_z", "_q_value"))
-        assert tested or each[0][field].dtype.kind not in "iuf" or set(own.dims) & {"token", "pair", "type", "elsewhere"}, field
+        assert (
+            tested or each[0][field].dtype.kind not in "iuf" or set(own.dims) & {"token", "pair", "type", "elsewhere"}
+        ), field
 
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
