@@ -90,6 +90,7 @@ TEXTS: dict[str, Callable[[], Any]] = {
 }
 """What the battery asks about, where not one text with a token twice."""
 COMPARABLE: dict[str, Callable[[Any], Any]] = {
+    "purity": lambda found: found.drop_vars("purity_z"),  # none where every type is alone
     "composition": lambda found: found.drop_dims("kind"),
     "score_attribution": lambda found: found.drop_vars("weight"),
     "decay": lambda found: found.drop_sel(change="isotropic"),
