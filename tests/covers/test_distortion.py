@@ -120,27 +120,27 @@ def dense_space(A: torch.Tensor) -> torch.Tensor:
     return U[:, : int((s > 1e-9 * s[0]).sum())]
 
 
+@torch.no_grad()
 @settings(max_examples=6)
 @given(seed=st.integers(0, 1000), dead=st.integers(0, 4), product=st.booleans())
 def test_a_head_of_a_lower_rank_is_seen_as_it_is(seed: int, dead: int, product: bool) -> None:
     """Columns of W_Q that are 0 (QK gains of 0), or W_Q, W_K and W_V whose product has a lower rank, beside dense twins."""
     model, few = bare(heads=2, width=12, head_width=6), 6 - dead
     heads = model.view.blocks[0]
-    with torch.no_grad():
-        for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O.mT):
-            W[0].copy_(random(seed, 12, 6))
-            seed += 1
-        if product:
-            low = random(seed, 6, few) @ random(seed + 1, few, 6)
-            heads.W_K[0].copy_(heads.W_K[0] @ low)
-            heads.W_O[0].copy_(low @ heads.W_O[0])
-        else:
-            heads.W_Q[0, :, :dead] = 0
-            heads.W_V[0, :, :dead] = 0
+    for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O.mT):
+        W[0].copy_(random(seed, 12, 6))
+        seed += 1
+    if product:
+        low = random(seed, 6, few) @ random(seed + 1, few, 6)
+        heads.W_K[0].copy_(heads.W_K[0] @ low)
+        heads.W_O[0].copy_(low @ heads.W_O[0])
+    else:
+        heads.W_Q[0, :, :dead] = 0
+        heads.W_V[0, :, :dead] = 0
     found = rs.distortion(on(model, random(seed, 20, 12)), draws=0, keep_massive=True).isel(layer=0, head=0)
     head, x = model.view.head(0, 0), model.view.blocks[0].norm.hat(random(seed, 20, 12))
     X = x - x.mean(0)
-    M, F = head.M.dense().detach(), head.F.dense().detach()
+    M, F = head.M.dense(), head.F.dense()
     spaces = {"query": dense_space(M), "key": dense_space(M.mT), "content": dense_space(F)}
     for image, U in spaces.items():
         at = found.sel(image=image)
