@@ -8,6 +8,7 @@ product is computed by the fastest way on one side and written out, token by tok
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -47,11 +48,11 @@ def tokens(d_q: int = D_K) -> tuple[Tensor, Tensor, Tensor]:
     return drawn(1, 1, 2, M, d_q), drawn(2, 1, 2, N, D_K), drawn(3, 1, 2, N, D_V)
 
 
-def layer_of(*sizes: int, **options: int) -> MultiHeadAttention:
+def layer_of(width: int, heads: int, **widths: Any) -> MultiHeadAttention:
     """The same layer at every call, whatever else was drawn."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return MultiHeadAttention(*sizes, **options).double().requires_grad_(False)
+        return MultiHeadAttention(width, heads, **widths).double().requires_grad_(False)
 
 
 def in_double(made: Mechanism) -> Mechanism:
