@@ -40,14 +40,21 @@ def attention(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why each lowering is taken, and why not the others.")
     ] = False,
+    laws: Annotated[
+        bool, typer.Option("--laws", help="Every definition and theorem of attention with its violation, and no more.")
+    ] = False,
 ) -> None:
     """Every attention mechanism: its laws checked live, how it runs on this machine, a picture of its weights.
 
-    Examples:  rheoscope attention    ·    rheoscope attention --explain    ·    rheoscope attention --json laws.json
+    Examples:  rheoscope attention    ·    rheoscope attention --explain    ·    rheoscope attention --laws --json laws.json
     """
-    from rheoscope.report.attention import show
+    from rheoscope.report import attention as mechanisms
+    from rheoscope.report import theorems
 
-    show(out, json, tokens, explain)
+    if laws:
+        theorems.show(json)
+    else:
+        mechanisms.show(out, json, tokens, explain)
 
 
 Draws = Annotated[int, typer.Option(min=2, help="Random heads that each head is compared with.")]

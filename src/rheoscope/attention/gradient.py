@@ -108,7 +108,9 @@ def self_attention_gradients(
     rows = x[:, None]
     inside = attention_gradients(mechanism, rows @ W_Q, rows @ W_K, rows @ W_V, g, mask)
     roles = ((inside.q, W_Q), (inside.k, W_K), (inside.v, W_V))
-    return InputGradients(*((dy @ W.mT).sum(1) for dy, W in roles), *((rows.mT @ dy).sum(0) for dy, _ in roles), inside)
+    by_query, by_key, by_value = ((dy @ W.mT).sum(1) for dy, W in roles)
+    of_query, of_key, of_value = ((rows.mT @ dy).sum(0) for dy, _ in roles)
+    return InputGradients(by_query, by_key, by_value, of_query, of_key, of_value, inside)
 
 
 def _check_projections(x: Tensor, *matrices: Tensor) -> None:
