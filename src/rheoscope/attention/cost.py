@@ -101,7 +101,7 @@ def transformer_cost(
 
     **Crossover** the length N beyond which attention's dot products cost more than every other matrix product of a
     layer (`crossover`: 6d for a two-matrix FFN of 4d, 8d for a gated three-matrix one) and more than its own
-    projections (`crossover_projections`: 2d), unmasked.
+    projections (`crossover_projections`: 2d), unmasked; twice that if causal.
 
     **Laws** equal to torch's own counter on a real model.
 

@@ -52,3 +52,12 @@ def token_of(typed: str) -> str | int:
     (262, ' on')
     """
     return int(typed[1:]) if re.fullmatch(r"#\d+", typed) else typed
+
+
+def texts_of(typed: str) -> list[str]:
+    """Texts between bars.
+
+    >>> texts_of("Once upon a time|In 1912")
+    ['Once upon a time', 'In 1912']
+    """
+    return typed.split("|")
