@@ -384,6 +384,7 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
             "in each head alone",
         ),
         (["surgery", "The keys to the cabinet are", "--F", "rank 2", "--heads", "L5"], "in L5.H0 L5.H1 L5.H2 L5.H3"),
+        (["costs", "--tokens", "64"], "twice that if causal"),
         (["analyse", "composition", "--top", "2"], "composition"),
         (["analyse"], "rheoscope analyse NAME"),
         (["analyse", "--help"], "rheoscope analyse NAME"),

@@ -245,6 +245,22 @@ def reverse_command(
     command.run(JOBS["reverse"], network, said, {"target": target, "token": token}, files, explain=explain)
 
 
+@app.command("costs")
+def costs_command(
+    model: ModelName = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the sequence.")] = 2048,
+    json: Json = None,
+) -> None:
+    """What a model costs on so many tokens: FLOPs, bytes, and the length beyond which attention costs most.
+
+    Examples:  rheoscope costs    ·    rheoscope costs --model gpt2 --tokens 1024    ·    rheoscope costs --json costs.json
+    """
+    from rheoscope.report.costs import show
+    from rheoscope.report.progress import opened
+
+    show(opened(model, None, None), tokens, json)
+
+
 @app.command("analyses")
 def analyses_command() -> None:
     """Every analysis that can be asked: its name, its question, what it needs.

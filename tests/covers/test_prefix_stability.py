@@ -96,6 +96,17 @@ def test_place_alone_is_as_stable_for_other_tokens() -> None:
     assert float(abs(tokens.stability_null).mean()) < 0.15
 
 
+def test_a_short_text_has_a_null_too() -> None:
+    """Half of it has no query with enough keys, so the other tokens are nearer by."""
+    model, ids = double("llama"), text(n=14)
+    found = rs.prefix_stability(model, ids, PREFIXES, least=8, keep_massive=True)
+    assert np.isfinite(found.stability_null.values).all()
+    others = [model.trace([*prefix, *ids.tolist()]) for prefix in PREFIXES]
+    for at, other in enumerate(others):
+        wanted = slow(model.trace(ids), other, 1, 0, 8, 4, set())
+        assert float(found.stability_null[at, 1, 0]) == pytest.approx(wanted, abs=1e-6)
+
+
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = double("llama")
     whole = rs.prefix_stability(model, text(), PREFIXES, least=4)

@@ -45,8 +45,8 @@ def prefix_stability(
     counts are the tokens at the end that all readings share. Without `prefixes` two beginnings are drawn by `seed`, 8 of the
     text's own tokens each, with repetition: ids before ids, so that every token of the text is shared.
 
-    **Null** s_ij against the score of other tokens at the same distance, s_{i+m, j+m} with the prefix, m half the text: a
-    head that only sees place has 1 there too.
+    **Null** s_ij against the score of other tokens at the same distance, s_{i+m, j+m} with the prefix, m half the text, or less
+    where a short text would have no query left: a head that only sees place has 1 there too.
 
     **Gives** (prefix, layer, head): `stability`, `stability_null`; (layer): `queries`. NaN in a layer where no query has
     enough keys.
@@ -146,8 +146,19 @@ def _last(trace: Trace, n: int) -> Int[Tensor, " n"]:
 def kernel(one: Read, other: Read, there: Bool[Tensor, " n"], least: int) -> dict[str, Tensor]:
     """Stability of the heads of one layer in two readings of the same tokens, its null and the number of queries."""
     own, count = alike(one, other, there, least, shift=0)
-    null, _ = alike(one, other, there, least, shift=len(there) // 2)
+    null, _ = alike(one, other, there, least, shift=further(there, least))
     return {"stability": own, "stability_null": null, "queries": own.new_tensor(count)}
+
+
+def further(there: Bool[Tensor, " n"], least: int) -> int:
+    """How far on the other tokens of the null are: half the text, or as far as leaves two queries with enough keys.
+
+    >>> further(torch.ones(40, dtype=torch.bool), 8), further(torch.ones(16, dtype=torch.bool), 8)
+    (20, 6)
+    """
+    n = len(there)
+    shifts = range(n // 2, 0, -1)
+    return next((by for by in shifts if int((there[: n - by] & there[by:]).sum()) >= least + 2), 1)
 
 
 def alike(one: Read, other: Read, there: Bool[Tensor, " n"], least: int, shift: int) -> tuple[Float[Tensor, " h"], int]:
@@ -193,7 +204,7 @@ PREFIX_STABILITY = Analysis(
         ),
         "stability_null": Field(
             ("prefix", "layer", "head"),
-            "the same with the scores of other tokens equally far apart, half the text further on: what place alone explains",
+            "the same with the scores of other tokens equally far apart, half the text further on or less: what place alone explains",
         ),
         "queries": Field(("layer",), "queries with enough usable keys, over which means are taken"),
     },

@@ -14,13 +14,17 @@ from rheoscope.report.jobs import job_of
 from rheoscope.report.options import Csv, Device, Dtype, Explain, File, Html, Json, ModelName, Text, Untrained
 from rheoscope.report.progress import opened
 from rheoscope.report.texts import text_of
-from rheoscope.report.typed import heads_of, labels_of, numbers_of, token_of
+from rheoscope.report.typed import heads_of, labels_of, numbers_of, texts_of, token_of
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
 
 Read = Callable[[str, Any, Model], Any]
 """From the name of an option, what was typed and the model to the setting."""
+
+
+TEXTS_BETWEEN_BARS = ("prefixes", "targets", "foils")
+"""Settings that are lists of texts."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ def option_of(name: str, hint: Any) -> Option | None:
         return Option(str | None, lambda _, typed, model: heads_of(typed, model.view))
     if name == "labels":
         return Option(str | None, lambda _, typed, model: None if typed is None else labels_of(typed))
+    if name in TEXTS_BETWEEN_BARS:
+        return Option(str | None, lambda _, typed, model: None if typed is None else texts_of(typed))
     if plain in (int, float, str, bool):
         return Option(plain | None if optional else plain, lambda _, typed, model: typed)
     if plain == str | int:

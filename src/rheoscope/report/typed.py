@@ -66,3 +66,12 @@ def labels_of(typed: str) -> dict[str, dict[str, str]]:
         if line.strip():
             names[word.strip()] = name.strip()
     return {file.stem: names}
+
+
+def texts_of(typed: str) -> list[str]:
+    """Texts between bars.
+
+    >>> texts_of("Once upon a time|In 1912")
+    ['Once upon a time', 'In 1912']
+    """
+    return typed.split("|")

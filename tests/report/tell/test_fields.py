@@ -46,6 +46,26 @@ def test_a_table_an_axis_and_a_line_for_what_is_larger() -> None:
     ]
 
 
+def test_two_axes_are_a_table_with_nulls_beside() -> None:
+    """Medians over heads; what chance gives is small; no spread of a null, and no interval that there is none of."""
+    values = np.arange(12.0).reshape(2, 3, 2)
+    dataset = xr.Dataset(
+        {
+            "stability": (("prefix", "layer", "head"), values, {"null": "stability_null", "null_sd": "stability_sd"}),
+            "stability_null": (("prefix", "layer", "head"), values / 4),
+            "stability_sd": (("prefix", "layer", "head"), values / 9),
+            "stability_low": (("prefix", "layer"), np.full((2, 3), np.nan)),
+        },
+        {"prefix": ["Once", "In"], "layer": [0, 1, 2], "head": [0, 1]},
+    )
+    (table,) = told(dataset)
+    assert isinstance(table, Table)
+    assert table.heading == "toy: stability by layer and prefix, median over heads"
+    assert [cell.text for cell in table.header] == ["layer", "prefix Once", "prefix In"]
+    assert [cell.text for cell in table.rows[1]] == ["1", "2.5", "8.5"]
+    assert [cell.small for cell in table.rows[1]] == ["", ".62", "2.1"]
+
+
 def test_long_and_wide_answers_are_cut_aloud() -> None:
     many = xr.Dataset({f"x{at}": ("token", np.arange(LONGEST + 5.0)) for at in range(WIDEST + 1)})
     first, second = told(many)
@@ -63,6 +83,9 @@ def test_every_analysis_can_be_told(name: str) -> None:
     said = blocks(Answers(model().view, model().words, None, {name: dataset}), name)
     named = {cell.text for one in said if isinstance(one, Table) for cell in one.header}
     lines = {line.split(":")[0].split(" (")[0] for one in said if isinstance(one, Lines) for line in one.lines}
-    nulls = {dataset[field].attrs.get("null") for field in dataset.data_vars}
-    assert set(map(str, dataset.data_vars)) - nulls <= named | lines
+    crossed = {one.heading.split(": ")[1].split(" by ")[0] for one in said if ": " in one.heading}
+    beside = {dataset[field].attrs.get(part) for field in dataset.data_vars for part in ("null", "null_sd")}
+    ends = {str(field) for field in dataset.data_vars if str(field).endswith(("_low", "_high"))}
+    empty = {field for field in ends if not np.isfinite(dataset[field].values).any()}
+    assert set(map(str, dataset.data_vars)) - beside - empty <= named | lines | crossed
     assert all(len(row) == len(one.header) for one in said if isinstance(one, Table) for row in one.rows)

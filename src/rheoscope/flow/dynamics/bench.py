@@ -43,7 +43,7 @@ BENCH = {
         Experiment("energy", "with Q = K = V = I an energy rises at every step", energy, "arXiv:2312.10794"),
         Experiment("metastable", "sharp attention holds clusters apart for exponentially long", metastable, "arXiv:2410.06833"),
         Experiment("causal", "the first token never moves and all come to it", causal, "arXiv:2411.04990"),
-        Experiment("free_space", "tokens settle on the corners of a polytope, or on two hyperplanes", free_space, "arXiv:2305.05465"),
+        Experiment("free_space", "tokens settle, generically on corners of a polytope, or on two planes", free_space, "arXiv:2305.05465"),
         Experiment("gaussian", "a Gaussian cloud stays one, its covariance has an equation", gaussian, "arXiv:2501.18322"),
         Experiment("long_context", "at β = c log n one value of c divides collapse from stillness", long_context, "arXiv:2510.05554"),
         Experiment("rank_collapse", "attention alone collapses cubically, the skip prevents it", rank_collapse, "arXiv:2103.03404"),

@@ -1,4 +1,4 @@
-"""Attention with Q = K = V = I climbs an energy; at every step, and as fast as the particles move."""
+"""Attention with Q = K = V = I climbs an energy at every step: USA along its gradient, SA along it but for a factor a row."""
 
 from typing import TYPE_CHECKING
 
@@ -33,8 +33,9 @@ def energy(seed: int = 0) -> "xarray.Dataset":
     """Does E = (1/(2βn²)) Σ_ij e^{β x_i·x_j} rise at every step of SA and USA on the sphere?
 
     **Formula** The gradient along the sphere is n∇_iE = P_{x_i} (1/n) Σ_j e^{β x_i·x_j} x_j, which is USA's velocity; SA's is
-    that over Z_i = (1/n) Σ_j e^{β x_i·x_j}. So dE/dt = (1/n) Σ_i ‖x_i'‖² under USA and (1/n) Σ_i Z_i ‖x_i'‖² under SA: never
-    negative. Where all particles meet, E = e^β/(2β).
+    that over Z_i = (1/n) Σ_j e^{β x_i·x_j}. So USA is the gradient flow of E; SA is so only up to the factor Z_i of each row
+    (the gradient in a metric that weighs token i by Z_i), and has its direction token by token. dE/dt is (1/n) Σ_i ‖x_i'‖² under
+    USA and (1/n) Σ_i Z_i ‖x_i'‖² under SA: never negative in either. Where all particles meet, E = e^β/(2β).
 
     **Numbers** falls of E among the steps, 0; ∫ of the formula over what E gained, 1; E at the end over e^β/(2β), 1.
 
@@ -50,7 +51,9 @@ def energy(seed: int = 0) -> "xarray.Dataset":
         gained = torch.trapezoid(slope, times) / (height[-1] - height[0])
         numbers += [
             Number(f"falls of E, {name}", float(falls(height)), 0.0, "dE/dt ≥ 0"),
-            Number(f"∫ dE/dt over the gain, {name}", float(gained), 1.0, "gradient flow"),
+            Number(
+                f"∫ dE/dt over the gain, {name}", float(gained), 1.0, "gradient flow" if name == "USA" else "up to Z_i"
+            ),
             Number(f"E at the end over e^β/2β, {name}", float(height[-1]), 1.0, "one cluster"),
         ]
         heights.append(height)

@@ -1,4 +1,4 @@
-"""Without a norm tokens run away; seen in z = x e^{−tV} they settle on the corners of a polytope, or on two hyperplanes."""
+"""Without a norm tokens run away; seen in z = x e^{−tV} they settle, generically on the corners of a polytope, or on two hyperplanes."""
 
 from typing import TYPE_CHECKING
 
@@ -26,9 +26,10 @@ def free_space(seed: int = 0) -> "xarray.Dataset":
     """x' = Σ_j α_ij V x_j with scores ⟨x_i, x_j⟩ (Q = K = I), watched in z = x e^{−tV}.
 
     **Formula** z_i' = Σ_j α_ij(t)(z_j − z_i) V with scores e^{2t}⟨z_i, z_j⟩ for V = I: attention becomes the choice of the best
-    key, so that a limit z obeys ‖z‖² = max_j ⟨z, z_j⟩ (it is its own best key: a corner, or 0). A token whose best key is the
-    corner c obeys z' = c − z from then on: its distance falls as e^{−t}. With V = diag(1, −½) only the first coordinate
-    decides, it ends in at most three values, and a token not at 0 ends at the largest or the least: two.
+    key, so that a limit z obeys ‖z‖² = max_j ⟨z, z_j⟩ (it is its own best key: generically a corner, else 0 or a point of a
+    face). A token whose best key is the corner c obeys z' = c − z from then on: its distance falls as e^{−t}. With
+    V = diag(1, −½) only the first coordinate decides, it ends in at most three values, and a token not at 0 ends at the largest
+    or the least: two.
 
     **Numbers** ‖z‖²/max_j ⟨z, z_j⟩ averaged over tokens, 1; the rate of the median distance, 1; how many values the first
     coordinate has in the second case, 2.

@@ -18,14 +18,15 @@ LONGEST = 64
 
 
 def blocks(answers: Answers, key: str) -> list[Block]:
-    """A table for every axis that numbers run along (medians over heads), single numbers as lines, and what is larger by name."""
+    """A table for every axis that numbers run along and for every two (medians over heads), single numbers as lines, the rest by name."""
     dataset = answers.found[key]
-    nulls = _beside(dataset)
-    told = [name for name in map(str, dataset.data_vars) if name not in nulls]
+    hidden = _beside(dataset) | _spreads(dataset) | _empty_ends(dataset)
+    told = [name for name in map(str, dataset.data_vars) if name not in hidden]
     tables: list[Block] = []
     for axis in map(str, dataset.dims):
         along = [name for name in told if _runs_along(dataset[name], axis)]
         tables += [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
+    tables += [_crossed(key, dataset, name) for name in told if _crosses(dataset[name])]
     lines = [_line(name, dataset[name]) for name in told if not _in_a_table(dataset[name])]
     return [*tables, *([Lines(f"{key}, other numbers", lines)] if lines else [])]
 
@@ -37,8 +38,64 @@ def _beside(dataset: "xarray.Dataset") -> set[str]:
     return {null for null, dims in nulls.items() if null in dataset and dataset[null].dims == dims}
 
 
+def _spreads(dataset: "xarray.Dataset") -> set[str]:
+    """Standard deviations of nulls: the files have them."""
+    return {str(field.attrs.get("null_sd", "")) for field in dataset.data_vars.values()}
+
+
+def _empty_ends(dataset: "xarray.Dataset") -> set[str]:
+    """Ends of intervals that there are none of."""
+    ends = [str(name) for name in dataset.data_vars if str(name).endswith(("_low", "_high"))]
+    return {name for name in ends if dataset[name].dtype.kind == "f" and not np.isfinite(dataset[name].values).any()}
+
+
 def _in_a_table(field: "xarray.DataArray") -> bool:
-    return any(_runs_along(field, str(axis)) for axis in field.dims)
+    return any(_runs_along(field, str(axis)) for axis in field.dims) or _crosses(field)
+
+
+def _crosses(field: "xarray.DataArray") -> bool:
+    """Whether it is one number for every two places of two axes, over heads in the median, few enough to print."""
+    sizes = sorted(field.sizes[axis] for axis in _axes(field))
+    told = field.dtype.kind == "f" and "token" not in field.dims
+    return told and len(sizes) == 2 and sizes[0] <= WIDEST and sizes[1] <= LONGEST
+
+
+def _axes(field: "xarray.DataArray") -> list[str]:
+    """All but heads, the axis of most places first."""
+    return sorted((str(axis) for axis in field.dims if axis != "head"), key=lambda axis: -field.sizes[axis])
+
+
+def _crossed(key: str, dataset: "xarray.Dataset", name: str) -> Table:
+    """One field, a row for every place of its longer axis."""
+    field = dataset[name]
+    rows, columns = _axes(field)
+    null = str(field.attrs.get("null", ""))
+    values, by_chance = _over_heads(field, rows, columns), None
+    if null in dataset and dataset[null].dims == field.dims:
+        by_chance = _over_heads(dataset[null], rows, columns)
+    said = str(field.attrs.get("definition", ""))
+    header = [Cell(rows), *(Cell(f"{columns} {place}", said) for place in dataset[columns].values)]
+    told = [
+        [Cell(str(place)), *(_beside_null(values, by_chance, at, j) for j in range(values.shape[1]))]
+        for at, place in enumerate(dataset[rows].values)
+    ]
+    median = ", median over heads" if "head" in field.dims else ""
+    return Table(
+        f"{key}: {name} by {rows} and {columns}{median}",
+        header,
+        told,
+        small="small: what chance gives" if by_chance is not None else "",
+    )
+
+
+def _over_heads(field: "xarray.DataArray", rows: str, columns: str) -> np.ndarray:
+    field = field.median("head") if "head" in field.dims else field
+    return np.asarray(field.transpose(rows, columns).values, dtype=float)
+
+
+def _beside_null(values: np.ndarray, null: np.ndarray | None, row: int, column: int) -> Cell:
+    beside = "none" if null is None else short(float(null[row, column]))
+    return Cell(short(float(values[row, column])), small="" if beside == "none" else beside)
 
 
 def _runs_along(field: "xarray.DataArray", axis: str) -> bool:
