@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rheoscope.files import write_file
 from rheoscope.models.config import Config
@@ -19,6 +20,8 @@ from rheoscope.space.weights import check_safetensors, check_weights, device_of,
 WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "card.json"
 TABLES = ("cos", "sin", "table", "slopes")
 """Buffers that keep their dtype whatever the weights have: where tokens stand."""
+DRAWS = {nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_}
+"""How modules of torch and of this project draw their initial weights."""
 
 
 def save(
@@ -82,10 +85,12 @@ def opened(
     """
     directory = Path(directory)
     config, wanted, place = config_of(directory), dtype_of(dtype, device), device_of(device or "cpu")
-    network = initial(config, drawn or 0)
     if drawn is not None:
+        network = initial(config, drawn)
         wanted = torch.float32 if wanted == "auto" else wanted
     else:
+        with Undrawn():
+            network = build(config)
         found = fill(network, directory, progress)
         wanted = found if wanted == "auto" else wanted
     return placed(network, place, wanted, TABLES).eval(), _tokenizer(directory, config)
@@ -112,6 +117,13 @@ def taken(
     place = weight.device if device is None else device_of(device)
     wanted = weight.dtype if dtype is None else dtype_of(dtype, device)
     return placed(network if drawn is None else initial(network.config, drawn), place, wanted, TABLES).eval()
+
+
+class Undrawn(TorchFunctionMode):
+    """Meanwhile no module draws its initial weights: a file is about to replace every one of them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return None if func in DRAWS else func(*args, **kwargs or {})
 
 
 def initial(config: Config, seed: int = 0) -> Transformer | Translator:
