@@ -63,9 +63,9 @@ def purity(
 
     >>> import rheoscope as rs
     >>> trace = rs.load().trace("The keys to the cabinet are on the table, and the table is in the hall")
-    >>> made_of = rs.purity(trace, labels={"thing": {"table": "yes", "hall": "yes", "on": "no", "in": "no"}})
-    >>> made_of.by.values.tolist(), int(made_of.named.sel(by="thing"))
-    (['stem', 'frequency', 'thing'], 4)
+    >>> made_of = rs.purity(trace, labels={"class": {"on": "place", "in": "place", "is": "verb", "are": "verb"}})
+    >>> made_of.by.values.tolist(), int(made_of.named.sel(by="class"))
+    (['stem', 'frequency', 'class'], 4)
     """
     found = clusters_of(trace) if clusters is None else _of_this_text(trace, clusters)
     ids = list(dict.fromkeys(int(trace.ids[at]) for at in found.token.values))
