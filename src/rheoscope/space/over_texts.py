@@ -92,7 +92,11 @@ def joined(
     for name, table in own.items():
         values |= _ends(first[name], interval(weights, table))
     for name, pair in null_of.items():
-        values |= _beside_null(name, means, *pair, first.attrs.get("draws", 0)) if set(pair) <= set(names) else {}
+        values |= (
+            _beside_null(name, means, (pair[0], pair[1]), first.attrs.get("draws", 0))
+            if set(pair) <= set(names)
+            else {}
+        )
     measures = {"measure": list(of_heads)} if of_heads else {}
     values |= _overall(of_heads, weights, halves) if of_heads else {}
     return xr.Dataset(values, dict(first[names].coords) | measures, _attributes(found, names))
@@ -147,10 +151,10 @@ def _same(a: Any, b: Any) -> bool:
 # What chance gives, and what heads have in common
 
 
-def _beside_null(name: str, means: "dict[str, xarray.Variable]", null: str, spread: str, draws: int) -> dict[str, Any]:
+def _beside_null(name: str, means: "dict[str, xarray.Variable]", pair: tuple[str, str], draws: int) -> dict[str, Any]:
     """z and q-value of the mean of a field; a spread that was seen in some draws gives a t, a known one (`draws` 0) a normal z."""
-    own = means[name]
-    mean, sd = (means[one].set_dims(own.sizes).transpose(*own.dims) for one in (null, spread))  # may have fewer axes
+    own, (null, spread) = means[name], pair
+    mean, sd = (means[one].set_dims(own.sizes).transpose(*own.dims) for one in pair)  # may have fewer axes
     z = z_scores(*(torch.tensor(x.values) for x in (own, mean, sd)))
     p = student(z / math.sqrt(1 + 1 / draws), draws - 1) if draws else two_sided(z)
     law = f"Student's t of {draws} draws" if draws else "z normal"
