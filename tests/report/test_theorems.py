@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.theorems import THEOREMS, shuffled_difference
@@ -41,6 +42,14 @@ def test_names_are_laws_apart() -> None:
     names = [row.law for row in report.theorems()]
     assert len(set(names)) == len(names)
     assert {"permutation", "rows_sum_to_one", "gram_psd"} <= set(names) & set(LAWS)
+
+
+def test_a_narrow_terminal_shows_every_number_whole() -> None:
+    console = Console(width=80, highlight=False)
+    with console.capture() as seen:
+        console.print(report.terminal_table([(row, 2e-16) for row in report.theorems()]))
+    assert seen.get().count("2.0e-16") == len(report.theorems())
+    assert seen.get().count("2e-02") == len(report.OF_THE_BENCH)
 
 
 def test_order_is_felt_with_positions_alone() -> None:

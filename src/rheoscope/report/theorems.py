@@ -61,8 +61,8 @@ def terminal_table(found: list[tuple[Theorem, float]]) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for column, width in {"where": None, "statement": 32, "law": None, "off by": None, "at most": None}.items():
-        table.add_column(column, overflow="fold", no_wrap=column == "off by", min_width=width)
+    for column, widest in {"where": 12, "statement": None, "law": 18, "off by": None, "at most": None}.items():
+        table.add_column(column, overflow="fold", max_width=widest, no_wrap=column in ("off by", "at most"))
     for row, violation in found:
         colour = "green" if kept(row, violation) else "red"
         told = f"[{colour}]{violation:.1e}[/]"
