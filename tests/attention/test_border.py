@@ -159,6 +159,11 @@ BAD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "scale NaN": (named("sigmoid", scale=torch.nan), ("scale must be a finite number", "got nan", "scale=")),
     "bias a word": (named("sigmoid", bias="x"), ("bias must be a finite number", "got 'x'", "bias=")),
     "sink NaN": (named("softmax_sink", sink=torch.nan), ("sink must be", "got nan", "sink=")),
+    "shaped without widths": (named("shaped", tau0=1.0), ("scale 1/(tau0 √(width · head_width))", "width=64")),
+    "shaped, scaled twice": (
+        named("shaped", tau0=1.0, width=8, head_width=4, scale=2.0),
+        ("scale 1/(tau0 √(width · head_width))", "no scale"),
+    ),
     "shaped by a word": (named("shaped", gamma="x"), ("gamma must be a finite number", "got 'x'", "gamma=")),
     "no dim": (named("additive"), ("dim=<width of q>", "got dim=None")),
     "dim 0": (named("relation", dim=0), ("dim=<width of q>", "got dim=0")),

@@ -118,3 +118,12 @@ def test_settings(told: str, value: Any) -> None:
 def test_settings_that_are_none(told: str, says: str) -> None:
     with pytest.raises(RheoscopeError, match=says):
         setting(told)
+
+
+def test_shaped_attention_is_as_warm_as_the_model_is_wide() -> None:
+    """1/(τ₀ √(width · head_width)), whatever the width becomes."""
+    for width in (32, 128):
+        made = recipe("shaped").but(width=width, heads=2, options={"tau0": 0.5})
+        assert made.config.attention().score.scale == pytest.approx(1 / (0.5 * (width * width / 2) ** 0.5))
+    with pytest.raises(RheoscopeError, match="mechanism 'metric' has no option 'tau0'"):
+        tiny().but(mechanism="metric", options={"tau0": 0.5})

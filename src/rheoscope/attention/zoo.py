@@ -216,8 +216,23 @@ def linear() -> Mechanism:
     return Mechanism(Gram(EluPlusOne(), scale=1.0), normaliser=DivideBySum())
 
 
-def shaped(alpha: float = 1.0, beta: float = 1.0, gamma: float = 1.0, scale: Scale = None) -> Mechanism:
+def shaped(
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    gamma: float = 1.0,
+    scale: Scale = None,
+    tau0: float | None = None,
+    width: int | None = None,
+    head_width: int | None = None,
+) -> Mechanism:
     parts = _finite("alpha", alpha), _finite("beta", beta), _finite("gamma", gamma)
+    if tau0 is not None:
+        if width is None or head_width is None or scale is not None:
+            raise RheoscopeError(
+                "tau0 gives the scale 1/(tau0 √(width · head_width)); type tau0=1.0, width=64, head_width=16, and no scale"
+            )
+        sizes = _count("width", width, 1, 64), _count("head_width", head_width, 1, 16)
+        scale = 1 / (_positive("tau0", tau0) * (sizes[0] * sizes[1]) ** 0.5)
     return Mechanism(Gram(scale=_scale(scale)), normaliser=Shaped(*parts))
 
 

@@ -96,7 +96,7 @@ def _nulls(own: dict[str, Tensor], drawn: list[list[dict[str, Tensor]]], draws: 
     """Mean and spread of the draws, and q of the distance to heat; nothing without draws."""
     if not draws:
         return {}
-    found = {}
+    found: dict[str, Tensor] = {}
     for name in MEASURED:
         chance = torch.stack([torch.stack([row[at][name] for row in drawn]) for at in range(draws)])
         found |= {f"{name}_null": chance.mean(0), f"{name}_null_sd": chance.std(0)}

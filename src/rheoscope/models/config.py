@@ -138,9 +138,12 @@ class Config:
                 raise RheoscopeError(f"unknown {name} {told[name]!r}; type one of {', '.join(known)}")
 
     def attention(self) -> Mechanism:
-        """The named mechanism with its options, and the width of a head where it learns maps of tokens."""
+        """The named mechanism with its options, and the widths where it learns maps of tokens or is as warm as the model is wide."""
         learned = self.mechanism in ZOO and ZOO[self.mechanism].needs_dim
-        return named(self.mechanism, **(self.options | ({"dim": self.head_width} if learned else {})))
+        widths = {"dim": self.head_width} if learned else {}
+        if "tau0" in self.options:
+            widths = {"width": self.width, "head_width": self.head_width}
+        return named(self.mechanism, **(self.options | widths))
 
     def save(self, file: Path) -> None:
         """As config.json, with the words that tell Rheoscope's own checkpoints from others."""

@@ -209,10 +209,14 @@ def encoder() -> Recipe:
     return Recipe(config, steps=400, batch=32, context=64, rate=5e-3, warmup=40, evaluate_every=100, vocabulary=512)
 
 
+TAU0 = 0.025
+"""Weights start at N(0, .02²), the theory has N(0, 1/width): at a width of 64 scores are 40 times smaller; so is τ₀, about."""
+
+
 def shaped() -> Recipe:
-    """The tiny decoder with shaped attention and the branch scaled by 1/√depth (arXiv:2306.17759): depth costs no rank."""
+    """The tiny decoder with shaped attention, as warm as it is wide (arXiv:2306.17759), and the branch scaled by 1/√depth."""
     recipe = tiny()
-    return recipe.but(mechanism="shaped", branch=recipe.config.depth**-0.5)
+    return recipe.but(mechanism="shaped", options={"tau0": TAU0}, branch=recipe.config.depth**-0.5)
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {

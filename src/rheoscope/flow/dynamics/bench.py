@@ -18,6 +18,7 @@ from rheoscope.flow.dynamics.metastable import metastable
 from rheoscope.flow.dynamics.rank_collapse import rank_collapse
 from rheoscope.flow.dynamics.relations import relations
 from rheoscope.flow.dynamics.shaped import shaped
+from rheoscope.flow.dynamics.shaped_width import shaped_width
 from rheoscope.flow.dynamics.sinkformer import sinkformer
 from rheoscope.shapes import RheoscopeError
 
@@ -48,6 +49,7 @@ BENCH = {
         Experiment("long_context", "at β = c log n one value of c divides collapse from stillness", long_context, "arXiv:2510.05554"),
         Experiment("rank_collapse", "attention alone collapses cubically, the skip prevents it", rank_collapse, "arXiv:2103.03404"),
         Experiment("shaped", "a thousand layers: softmax makes tokens alike, shaped attention does not", shaped, "arXiv:2306.17759"),
+        Experiment("shaped_width", "at finite width angles are random, with the law of an equation", shaped_width, "arXiv:2306.17759"),
         Experiment("heat", "metric attention of narrow bandwidth is a diffusion with drift", heat, "Coifman and Lafon 2006"),
         Experiment("relations", "two feature maps fit any relation, one map only a similarity", relations, "arXiv:2402.08856"),
         Experiment("sinkformer", "Sinkhorn reads every token equally, and its flow is heat", sinkformer, "arXiv:2110.11773"),

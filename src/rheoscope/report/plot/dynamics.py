@@ -230,6 +230,24 @@ def shaped(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     gaps(right, told)
 
 
+def shaped_width(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+    left, right = axes
+    for at, (what, colour) in enumerate(zip(told.seen.values, (BLUE, PALE, ACCENT), strict=True)):
+        mean, sd = told.mean_sde.values[:, at], told.sd_sde.values[:, at]
+        left.plot(told.time, mean, color=colour, label=str(what))
+        left.fill_between(told.time, mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0)
+        left.plot(told.time, told["mean"].values[:, at], color=colour, **DOTS)
+    left.set_xlim(0, None)
+    titled(
+        left,
+        f"line and band: equation, dots: networks of width {told.attrs['width']}",
+        "depth / width",
+        "mean ± spread",
+    )
+    legend(left)
+    gaps(right, told)
+
+
 def heat(axes: "list[Axes]", told: "xarray.Dataset") -> None:
     left, right = axes
     for row, (epsilon, colour) in enumerate(zip(told.epsilon.values, SHADES, strict=True)):
@@ -284,6 +302,7 @@ DRAWN: "dict[str, Callable[[list[Axes], xarray.Dataset], None]]" = {
         long_context,
         rank_collapse,
         shaped,
+        shaped_width,
         heat,
         relations,
         sinkformer,
@@ -294,6 +313,7 @@ WIDTHS = {
     "causal": (3, 2),
     "long_context": (3, 2),
     "shaped": (3, 2),
+    "shaped_width": (3, 2),
     "heat": (3, 2),
     "relations": (3, 2),
     "metastable": (3, 2),
