@@ -236,7 +236,8 @@ def prediction(answers: Answers, question: Question) -> Verdict:
 QUESTIONS: tuple[Question, ...] = (
     Question("similarity", "Does attention read similarity?", ("agreement",), "rheoscope covers", similarity),
     Question(
-        "deformation", "What did the projections do to the geometry: deform it?", ("distortion",), "rheoscope analyse distortion", deformation
+        "deformation", "What did the projections do to the geometry: deform it?", ("distortion",),
+        "rheoscope analyse distortion", deformation,
     ),
     Question("gradient", "Do tokens move along a gradient?", ("energy",), "rheoscope analyse energy", climbing),
     Question("identity", "Must tokens stay themselves, and where do they go?", ("transport",), "rheoscope analyse transport", identity),
