@@ -48,11 +48,14 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
 
 
 def page_of(job: Job, answers: Answers) -> Page:
-    """The page of one command."""
+    """The page of one command: questions and their answers, the cloud itself, every table, every other picture."""
     page = Page(job.title(answers), text.lead(answers))
     blocks: list[Block] = [] if answers.trace is None else [text.tokens(answers)]
-    blocks += [block for one in job.tells for block in one.blocks(answers)]
-    return drawn(page, [*blocks, *drawings(answers), *text.left_out(answers), text.provenance(answers)])
+    blocks += joined([block for one in job.tells for block in one.blocks(answers)])
+    pictures = drawings(answers)
+    after = next((at + 1 for at, block in enumerate(blocks) if isinstance(block, Questions)), len(blocks))
+    blocks = [*blocks[:after], *pictures[:1], *blocks[after:], *pictures[1:]]
+    return drawn(page, [*blocks, *text.left_out(answers), text.provenance(answers)])
 
 
 def compared_page(job: Job, first: Answers, second: Answers) -> Page:
@@ -64,7 +67,7 @@ def compared_page(job: Job, first: Answers, second: Answers) -> Page:
         blocks.append(Drawing(picture_compared(first, second)))
     for name, answers in (("text 1", first), ("text 2", second)):
         told = [block for one in job.tells if one.blocks is not layers.blocks for block in one.blocks(answers)]
-        blocks += [_named(block, f" ({name})") for block in (*told, *drawings(answers), *text.left_out(answers))]
+        blocks += [_named(block, f" ({name})") for block in (*joined(told), *drawings(answers), *text.left_out(answers))]
         blocks.append(text.provenance(answers, f"Where the numbers of {name} come from"))
     return drawn(page, blocks)
 
@@ -87,7 +90,7 @@ def drawings(answers: Answers) -> list[Drawing]:
 
 def drawn(page: Page, blocks: list[Block]) -> Page:
     """Every block on the page, one after the other."""
-    for block in joined(blocks):
+    for block in blocks:
         match block:
             case Questions():
                 page = page.section(block.heading, question_list(block))
