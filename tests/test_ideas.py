@@ -1,0 +1,52 @@
+"""The page from idea to command: every command on it runs, and every analysis that tests an idea is on it."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import rheoscope as rheoscope_package
+from rheoscope.catalogue import TABLE
+from rheoscope.cli import main
+
+PAGE = (Path(__file__).parents[1] / "docs" / "ideas.md").read_text(encoding="utf-8")
+COMMANDS = list(dict.fromkeys(re.findall(r"`(rheoscope [^`]+)`", PAGE)))
+TEXT = "The keys to the cabinet are on the table, and the table is in the hall"
+FLOW = Path(rheoscope_package.__file__).parent / "flow"
+FEW = {"senses": 16, "relatedness": 12}
+"""Of the lists that ship: the first lines, two words or two groups."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, *words = shlex.split(command)
+    if (name := words[-1]) in FEW:
+        lines = (FLOW / f"{name}.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+        (tmp_path / "words.tsv").write_text(
+            "".join([one for one in lines if not one.startswith("#")][: FEW[name]]), encoding="utf-8"
+        )
+        words += ["--words", "words.tsv"]
+    monkeypatch.setattr("sys.argv", ["rheoscope", *(TEXT if word == "TEXT" else word for word in words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr()
+    assert (end.value.code or 0) == 0, said.err
+    assert said.out
+
+
+def test_the_page_has_commands_of_every_room() -> None:
+    assert len(COMMANDS) > 25
+    typed = {command.split()[2] for command in COMMANDS if command.split()[1] == "analyse"}
+    assert typed <= set(TABLE)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["Wasserstein", "boundary condition", "Lagrangian", "stacked", "fixed points", "Definition 2", "not efficient"],
+)
+def test_the_documents_own_words_are_found(word: str) -> None:
+    assert word in PAGE
