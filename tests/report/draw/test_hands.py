@@ -17,4 +17,4 @@ def test_words_of_others_are_escaped_everywhere() -> None:
     assert Parts(figures(drawn)).count("script") == 0
     assert "<script>" not in in_notebook(drawn).to_json().replace("\\u003c", "<").replace("\\u003e", ">")
     dollars = Panel("", "", (Word(0, 0, "$x_$"),), Axis(names=("$a^$",)))
-    on_paper(Picture("", "", (dollars,))).canvas.draw()
+    on_paper(Picture("", "", (dollars,))).draw_without_rendering()
