@@ -39,7 +39,7 @@ def rheoscope(*words: str, cwd: Path | None = None) -> Said:
     [
         (["--version"], 0),
         (["--file", "nowhere.txt"], 1),
-        (["flow", "The keys to the cabinet", "--no-html"], 0),
+        (["flow", "The keys to the cabinet", "--no-html", "--fast"], 0),
     ],
 )
 def test_a_shell_gets_what_the_tests_below_get(words: list[str], status: int, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_text_too_short_to_move_says_what_is_left_out(tmp_path: Path) -> None:
 
 def test_a_report_is_never_overwritten_in_silence(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
-    done = rheoscope("The keys to the cabinet", "--compare", "The key", "--json", "both.json", cwd=tmp_path)
+    done = rheoscope("The keys to the cabinet", "--compare", "The key", "--fast", "--json", "both.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "wrote report-2.html" in done.stdout
     assert (tmp_path / "report.html").read_text() == "mine"
@@ -154,14 +154,14 @@ def test_a_report_is_never_overwritten_in_silence(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "both.json").read_text())
     assert told["readout"]["attrs"]["text"] == "The keys to the cabinet"
     assert told["compared"]["readout"]["attrs"]["text"] == "The key"
-    again = rheoscope("The keys", "--html", "report.html", "--space", "sphere", cwd=tmp_path)
+    again = rheoscope("The keys", "--html", "report.html", "--space", "sphere", "--fast", cwd=tmp_path)
     assert "replaced report.html" in again.stdout
     assert "<dd>sphere</dd>" in (tmp_path / "report.html").read_text()
 
 
 def test_a_text_from_a_file_and_no_report(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("The keys to the cabinet\n")
-    done = rheoscope("--file", "notes.txt", "--no-html", cwd=tmp_path)
+    done = rheoscope("--file", "notes.txt", "--no-html", "--fast", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "inet" in done.stdout
     assert not list(tmp_path.glob("*.html"))
@@ -374,7 +374,7 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
         (["flow", "-m", "far", "t", "--no-html"], "is left out: this needs at least 3 tokens"),
         (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "readout is left out: "),
         (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
-        (["covers", "a a a a a a a a a a a a a a a a"], "heads read similarity"),
+        (["covers", "a a a a a a a a a a a a a a a a", "--draws", "2"], "heads read similarity"),
         (["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"], "heads read similarity"),
         (["flow", "The keys to the cabinet", "--fast"], "nulls are left out (--fast)"),
         (["covers", "a a a a a a a a a a a a a a a a", "--fast", "--html", "c.html"], "nulls are left out (--fast)"),

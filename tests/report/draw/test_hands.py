@@ -19,7 +19,7 @@ def test_words_of_others_are_escaped_everywhere() -> None:
     assert Parts(figures(drawn)).count("script") == 0
     assert "<script>" not in in_notebook(drawn).to_json().replace("\\u003c", "<").replace("\\u003e", ">")
     dollars = Panel("", "", (Word(0, 0, "$x_$"),), Axis(names=("$a^$",)))
-    on_paper(Picture("", "", (dollars,))).canvas.draw()
+    on_paper(Picture("", "", (dollars,))).draw_without_rendering()
 
 
 def test_a_unit_is_as_long_on_both_axes_where_a_panel_says_so() -> None:
@@ -57,5 +57,5 @@ def test_rings_stars_and_hairs_are_drawn_and_each_dot_has_its_own_words() -> Non
     assert list(dots.customdata) == ["one", "two"]
     assert (up.textposition, up.text[0]) == ("top center", "<b> up </b>")
     paper = on_paper(Picture("", "", (panel,)))
-    paper.canvas.draw()
+    paper.draw_without_rendering()
     assert [text.get_text() for text in paper.axes[0].texts] == ["up", "down"]

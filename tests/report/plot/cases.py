@@ -88,4 +88,3 @@ def by_three_hands(picture: Picture) -> None:
     assert [axes.get_title("left") for axes in paper.axes] == [panel.title for panel in picture.panels]
     assert len(notebook.data) == sum(len(panel.marks) for panel in picture.panels)
     assert Parts(figures(picture)).count("svg") == len(picture.panels)
-    paper.canvas.draw()

@@ -22,11 +22,6 @@ def test_three_hands_draw_every_panel(name: str) -> None:
     by_three_hands(drawn(name, words=model().words))
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_three_hands_draw_it_without_its_null(name: str) -> None:
-    by_three_hands(picture_of(found(name, draws=0)))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_three_hands_draw_what_follows_from_the_fields(name: str) -> None:
     picture = fields.picture(found(name))
