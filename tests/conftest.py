@@ -37,6 +37,7 @@ UNCHECKED = (
     "tests/test_catalogue.py",
     "tests/test_cli.py",
     "tests/test_docs.py",
+    "tests/test_ideas.py",
     "tests/test_opening.py",
 )
 """Tests of many rooms at once, or of many runs of one. The check of shapes at every call takes half their time and finds
