@@ -290,16 +290,16 @@ def test_random_heads_sit_at_their_nulls() -> None:
 
 @pytest.mark.parametrize(("rank", "width"), [(1, 5), (3, 7), (6, 8), (8, 8)])
 def test_moments_of_symmetry_are_those_of_turned_operators(rank: int, width: int) -> None:
-    """Slow: M between rotations; beside it the draws from corners, each its own and, where a pool is used again, shuffled."""
+    """Slow: M between rotations; beside it the draws from corners, of few and of many heads."""
     S, generator = torch.linspace(1, 0.1, rank, dtype=F64), torch.Generator().manual_seed(0)
-    M, R = torch.zeros(width, width, dtype=F64), rotations(8000, width, generator, F64)
+    M, R = torch.zeros(width, width, dtype=F64), rotations(4000, width, generator, F64)
     M[:rank, :rank] = S.diag()
     slow = (M @ R @ M @ R).diagonal(dim1=-2, dim2=-1).sum(-1) / M.square().sum()
     mean, sd = symmetry_null(S, width)
-    own, again = (torch.stack(list(symmetry_draws(S.expand(h, -1), width, 8000 // h, generator))) for h in (1, 8))
+    own, again = (torch.stack(list(symmetry_draws(S.expand(h, -1), width, 4000 // h, generator))) for h in (50, 200))
     for drawn in (slow, own.flatten(), again.flatten()):
         assert float(drawn.mean()) == pytest.approx(float(mean), abs=0.02)
-        assert float(drawn.std()) == pytest.approx(float(sd), rel=0.06)
+        assert float(drawn.std()) == pytest.approx(float(sd), rel=0.08)
     ends = torch.tensor([0.05, 0.5, 0.95], dtype=F64)
     assert torch.allclose(own.flatten().quantile(ends), slow.quantile(ends), atol=0.05)
 
