@@ -20,7 +20,8 @@ FEW = {"senses": 16, "relatedness": 12}
 
 QUICK = {
     "agreement": ["--draws", "2"], "stack": ["--draws", "2"], "charts": ["--draws", "2"], "relation_swap": ["--draws", "1"],
-    "heat": ["--draws", "3"], "boundary": ["--iterations", "2"], "fixed_point": ["--iterations", "3"], "covers": ["--fast", "--no-untrained"],
+    "heat": ["--draws", "3"], "boundary": ["--iterations", "2"], "fixed_point": ["--iterations", "3"],
+    "covers": ["--fast", "--no-untrained"],
     "senses": ["--draws", "20"], "relatedness": ["--draws", "20"], "distortion": ["--draws", "3"],
 }  # fmt: skip
 """Settings with which a command does the same in less time."""

@@ -112,4 +112,4 @@ def readout(mean: float, seed: int = 0) -> xr.Dataset:
 
 def operators(name: str, mean: float, seed: int = 0) -> xr.Dataset:
     heads = mean + drawn(seed, draws=LAYERS * HEADS).reshape(LAYERS, HEADS)
-    return xr.Dataset({name: (("layer", "head"), heads), f"{name}_mean_drawn": ("draw", drawn(seed))})
+    return xr.Dataset({name: (("layer", "head"), heads), f"mean_{name}_drawn": ("draw", drawn(seed))})

@@ -130,9 +130,9 @@ def operators(name: str) -> Candidate:
 
     def candidate(answers: Answers) -> Statement | None:
         heads = answers.found.get("operators")
-        if heads is None or f"{name}_mean_drawn" not in heads:
+        if heads is None or f"mean_{name}_drawn" not in heads:
             return None
-        value, null = float(heads[name].mean()), heads[f"{name}_mean_drawn"].values
+        value, null = float(heads[name].mean()), heads[f"mean_{name}_drawn"].values
         how = "more" if value > null.mean() else "less"
         return from_draws(OF_OPERATORS[name].format(how, value, null.mean()), "operators", value, null)
 
