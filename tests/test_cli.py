@@ -131,7 +131,7 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
         "energy",
     }
     covers = {"agreement", "distorted_pairs", "score_attribution", "scores", "head_types", "operators"}
-    assert set(told) == flow | covers | {"findings", "findings_covers"}
+    assert set(told) == flow | covers | {"findings", "verdicts"}
     assert told["findings"]["attrs"]["tested"] > 5
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
 

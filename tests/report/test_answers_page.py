@@ -12,7 +12,7 @@ import rheoscope as rs
 from rheoscope.catalogue import TABLE
 from rheoscope.report.answers_page import compared_page, drawings, page_of
 from rheoscope.report.drawing import picture_of
-from rheoscope.report.findings import COVERS, findings, sentences
+from rheoscope.report.findings import findings, sentences
 from rheoscope.report.jobs import DRAWS, JOBS, job_of
 from rheoscope.report.picture import Line
 from rheoscope.report.plot.compared import picture as picture_compared
@@ -45,14 +45,14 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     tables = ["How each layer moves the cloud", "What each layer says comes next", "Heads as operators"]
     heads = parts.texts["h2"]
     assert heads[0] == "The text"
-    assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[1:4]
-    assert heads[4:6] == ["Findings", "The covers: what heads make of similarity"]
-    assert heads[6] == "The cloud, layer by layer"
+    assert heads[1:3] == ["Seven questions to this text in this model", "The cloud, layer by layer"]
+    assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[3:6]
+    assert heads[6] == "What else beat chance"
     asked = [told().found[name] for name in TABLE if name in told().found]
-    assert heads[6:-1] == [picture_of(dataset, words=model().words).title for dataset in asked]
+    assert [heads[2], *heads[7:-1]] == [picture_of(dataset, words=model().words).title for dataset in asked]
     assert len(asked) == len(told().found)
     assert heads[-1] == "Where the numbers come from"
-    for line in (*sentences(*findings(told().found)), *sentences(*findings(told().found, candidates=COVERS))):
+    for line in sentences(*findings(told())):
         assert line in parts.texts["li"]
     assert f"{DRAWS} random heads for each" in html
     assert str(told().text.facts["weights"]) in parts.texts["dd"]

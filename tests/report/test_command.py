@@ -64,7 +64,7 @@ def test_the_command_covers_tells_a_row_a_layer_and_writes_what_was_asked(capsys
     assert "not asked" not in said
     numbers = read("c.json")
     asked = {one.name for one in (*JOBS["covers"].asks({}), *JOBS["covers"].besides({}))}
-    assert {key.split()[0] for key in numbers} == {*asked, "findings", "findings_covers"}
+    assert {key.split()[0] for key in numbers} == {*asked, "findings"}
     assert "agreement_untrained" in numbers["agreement"]["data_vars"]
     assert Path("tables/agreement.layer_head.csv").exists()
     page = Parts(Path("c.html").read_text())
@@ -168,7 +168,7 @@ def test_in_a_hurry_nulls_are_left_out_aloud(capsys: pytest.CaptureFixture) -> N
     assert said.count("Nothing is told: nulls are left out (--fast).") == 2
     assert error == ""
     numbers = read("fast.json")
-    assert not {"findings", "findings_covers"} & set(numbers)
+    assert "findings" not in numbers
     assert numbers["transport"]["attrs"]["draws"] == 0
 
 
@@ -188,7 +188,8 @@ def test_a_report_that_nobody_named_is_free_and_fails_quietly(
 
 def test_findings_stand_beside_the_numbers() -> None:
     numbers = numbers_of(told())
-    assert set(numbers) - set(told().found) == {"findings", "findings_covers"}
+    assert set(numbers) - set(told().found) == {"findings", "verdicts"}
     assert numbers["findings"].attrs["tested"] > 5
+    assert numbers["verdicts"].sizes["question"] == 7
     alone = ask(Subject(model()), JOBS["operators"].asks({}))
     assert list(numbers_of(alone)) == ["operators"]
