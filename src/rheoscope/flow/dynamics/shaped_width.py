@@ -38,8 +38,9 @@ def shaped_width(seed: int = 0) -> "xarray.Dataset":
 
     LLᵀ = V, P = I − 11ᵀ/m, dD = L dN Lᵀ P/(mτ₀), N of independent and H of symmetric Brownian motions (H = (N' + N'ᵀ)/√2), and
     B_ij = V_ii (c_j − mean c)/2m, c the diagonal of PVP: the second order of softmax. The covariance of the noise is
-    γ²(2−γ²)(V_ik V_jl + V_il V_jk) and the term γ⁴/τ₀² of attention. Derived here by expanding softmax twice; the equation is
-    the published one, in other letters. The networks are drawn exactly in law at a cost that does not grow with n: given V,
+    γ²(2−γ²)(V_ik V_jl + V_il V_jk) and the term γ⁴/τ₀² of attention. Derived here by
+    expanding softmax twice; tests hold its moments against sums and a layer against weights drawn in full.
+    The networks are drawn exactly in law at a cost that does not grow with n: given V,
     XW is L times Gaussian rows, of which only their products with each other and with X count, a Wishart law.
 
     Runs stop where a variance passes 4: the drift grows as V³, some paths would leave every bound, and the theorem is local.
@@ -47,7 +48,7 @@ def shaped_width(seed: int = 0) -> "xarray.Dataset":
     **Numbers** means over drawn networks of a correlation and of two lengths, and the spread of the correlation, against the equation in
     small steps, all at t = ⅜; both sides are random: the reason names the Monte Carlo error (one sd) of their difference.
 
-    **Source** Noci et al. 2023 (arXiv:2306.17759), theorem 4.2.
+    **Source** Noci et al. 2023 (arXiv:2306.17759) for the temperature, the limit and its local nature.
     """
     steps = round(TIME * WIDTH)
     drawn, solved = networks(steps, seed), equation(steps, seed + 1)
