@@ -78,7 +78,7 @@ def times(size: Size) -> list[dict[str, object]]:
     methods = {
         "forward": lambda: network(input_ids=ids[None]),
         "agreement": lambda: rs.agreement(trace, draws=0),
-        "distortion": lambda: rs.distortion(trace, draws=1),
+        "distortion": lambda: rs.distortion(trace, draws=2),
         "stack": lambda: rs.stack(trace, draws=1),
         "composition": lambda: rs.composition(model.view),
         "head_types": lambda: rs.head_types(model, trace),

@@ -130,7 +130,16 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
         "massive_tokens",
         "energy",
     }
-    covers = {"agreement", "distorted_pairs", "score_attribution", "scores", "head_types", "operators"}
+    covers = {
+        "agreement",
+        "distorted_pairs",
+        "score_attribution",
+        "scores",
+        "head_types",
+        "operators",
+        "distortion",
+        "fixed_point",
+    }
     assert set(told) == flow | covers | {"findings", "verdicts"}
     assert told["findings"]["attrs"]["tested"] > 5
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
@@ -220,7 +229,7 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
             1,
             "b is named twice; type a name of its own",
         ),
-        (["analyse", "nowhere", "a text"], 1, "there is no analysis 'nowhere'; type one of readout"),
+        (["analyse", "nowhere", "a text"], 1, "there is no analysis 'nowhere'; type one of frames"),
         (["analyse", "transport"], 1, "got no text, expected one of them"),
         (["analyse", "transport", "a text", "--file", "file.txt"], 1, "got a text and --file"),
         (["analyse", "transport", "a text", "--nope", "3"], 2, "No such option: --nope"),

@@ -30,7 +30,7 @@ def words(names: list[int]) -> dict[str, object]:
 def test_without_draws_there_is_no_null() -> None:
     trace, found = gathered()
     alone, beside = rs.purity(trace, found, draws=0), rs.purity(trace, found, draws=3)
-    assert list(alone.data_vars) == ["purity", "named"]
+    assert list(alone.data_vars) == ["purity", "named", "pairs"]
     assert np.array_equal(alone.purity, beside.purity)
 
 

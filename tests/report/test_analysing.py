@@ -68,11 +68,11 @@ def test_what_is_typed_is_what_is_asked(
 def test_types_that_can_be_typed() -> None:
     assert option_of("etas", tuple[float, ...]).read("etas", "0.1,-1", model()) == [0.1, -1.0]  # type: ignore[union-attr]
     assert option_of("target", str | int | None).read("target", None, model()) is None  # type: ignore[union-attr]
-    assert option_of("control", dict[str, float] | None) is None
+    assert option_of("against", dict[str, float] | None) is None
 
 
 def test_a_name_that_is_not_there_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(rs.RheoscopeError, match="there is no analysis 'transprot'; type one of readout"):
+    with pytest.raises(rs.RheoscopeError, match="there is no analysis 'transprot'; type one of frames"):
         command_of("transprot")
 
 

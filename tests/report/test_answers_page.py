@@ -13,12 +13,13 @@ from rheoscope.catalogue import TABLE
 from rheoscope.report.answers_page import compared_page, drawings, page_of
 from rheoscope.report.drawing import picture_of
 from rheoscope.report.findings import findings, sentences
-from rheoscope.report.jobs import DRAWS, JOBS, job_of
+from rheoscope.report.jobs import JOBS, job_of
 from rheoscope.report.picture import Line
 from rheoscope.report.plot.compared import picture as picture_compared
 from rheoscope.report.plot.heads import COLOURS
 from rheoscope.report.tell.layers import columns
 from rheoscope.report.tell.short import short
+from rheoscope.report.usual import DRAWS
 from tests.report.cases import TEXT, Parts, answered, model, told
 
 SECOND = "The sky is blue and the sea is green, and all the ships on it are old."
@@ -147,7 +148,7 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
     assert "<dd>sphere</dd>" in path.read_text()
     assert rs.save_report(model(), trace, str(path)) == f"replaced {path}"
     assert "<dd>sphere</dd>" not in path.read_text()
-    assert "candidates were tested" in path.read_text()
+    assert "numbers were held against chance" in path.read_text()
     with pytest.raises(rs.RheoscopeError, match="a report is about one Trace, got list"):
         rs.save_report(model(), [trace], path)
 
@@ -162,7 +163,7 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
             "covers",
             {"draws": 4},
             ["Does attention read similarity?", "What kind of heads they are", "What projections do to the geometry",
-             "What heads see together, as queries", "Which heads work together", "Would a layer settle?", "Findings",
+             "What heads see together, as queries", "Which heads work together", "Would a layer settle?", "What else beat chance",
              "What it settles", "Heads and the tokens that they see otherwise"],
         ),
         ("reverse", {"target": " on", "token": -1}, ["How the loss wants scores to change", "What the pull says"]),
@@ -207,9 +208,11 @@ def test_both_texts_have_their_tokens_findings_and_pictures(compared: str) -> No
     heads = parts.texts["h2"]
     assert heads[:2] == ["Text 1", "Text 2"]
     for name in ("text 1", "text 2"):
-        assert {f"Findings ({name})", f"Do tokens gather? ({name})", f"Where the numbers of {name} come from"} <= set(
-            heads
-        )
+        assert {
+            f"What else beat chance ({name})",
+            f"Do tokens gather? ({name})",
+            f"Where the numbers of {name} come from",
+        } <= set(heads)
     assert "Layer by layer, both texts" in heads
     assert parts.count("script") == 1
     assert f"{len(told().text)} tokens" in compared

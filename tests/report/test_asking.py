@@ -90,8 +90,8 @@ def test_progress_is_told_by_name() -> None:
     assert done == total
 
 
-METHOD = {"frames", "trajectory", "head_types"}
-"""What draws as part of its method, by a fixed seed: the plane of a picture, the tokens of a probe."""
+METHOD = {"frames", "trajectory", "head_types", "fixed_point"}
+"""What draws as part of its method, by a fixed seed: the plane of a picture, the tokens of a probe, where an iteration starts."""
 
 
 def test_in_a_hurry_nothing_is_drawn_for_a_null(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_the_command_covers_tells_a_row_a_layer_and_writes_what_was_asked(capsys
         "null sd",
         "untrained",
         "at initial weights",
-        "candidates were tested",
+        "numbers were held against chance",
         "wrote c.json",
         "tables in tables",
         "wrote c.html",
@@ -165,7 +165,7 @@ def test_in_a_hurry_nulls_are_left_out_aloud(capsys: pytest.CaptureFixture) -> N
     command.run(JOBS["flow"], model(), SHORT, {}, Files(json=Path("fast.json")), fast=True)
     said, error = capsys.readouterr()
     assert "nulls are left out (--fast)" in said
-    assert said.count("Nothing is told: nulls are left out (--fast).") == 2
+    assert said.count("Nothing is told: nulls are left out (--fast).") == 1
     assert error == ""
     numbers = read("fast.json")
     assert "findings" not in numbers

@@ -6,8 +6,10 @@ import pytest
 import rheoscope as rs
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report.answers import Answers
-from rheoscope.report.jobs import DRAWS, JOBS, Job, job_of, of_a_text
+from rheoscope.report.jobs import JOBS, Job, job_of, of_a_text
 from rheoscope.report.telling import Lines, Table
+from rheoscope.report.usual import DRAWS
+from rheoscope.report.verdicts import QUESTIONS
 from tests.report.cases import TEXT, answered, model, told
 
 
@@ -17,7 +19,7 @@ def empty() -> Answers:
 
 def test_the_main_job_asks_every_analysis_of_a_text_that_is_not_dear() -> None:
     cheap = {name for name in TABLE if analysis(name).needs in ("trace", "view") and not analysis(name).dear}
-    assert set(of_a_text()) == cheap | {"head_types"}
+    assert set(of_a_text()) == cheap | {"head_types"} | {name for one in QUESTIONS for name in one.needs}
     assert len(of_a_text()) == len(set(of_a_text()))
     assert set(told().found) == set(of_a_text())
     assert not told().left_out

@@ -12,6 +12,7 @@ from rheoscope.report.jobs import JOBS, Told
 from rheoscope.report.tell import layers
 from rheoscope.report.telling import Cell, Drawing, Facts, Lines, Table, Tokens
 from rheoscope.report.terminal import WIDE, Terminal, fitting
+from rheoscope.report.verdicts import QUESTIONS
 from tests.report.cases import TEXT, model, told
 from tests.report.plot.cases import drawn
 
@@ -30,7 +31,7 @@ def said(one: Terminal) -> str:
 
 
 def test_a_block_is_printed_as_soon_as_what_it_needs_is_known() -> None:
-    """The main job, heard as it is asked: the table of layers stands there before anything after it is computed."""
+    """The main job, heard as it is asked: a question is answered before anything after it is computed."""
     one, seen = terminal(job="flow"), {}
 
     def hear(so_far: Answers) -> None:
@@ -39,11 +40,11 @@ def test_a_block_is_printed_as_soon_as_what_it_needs_is_known() -> None:
 
     ask(Subject(model(), TEXT, model().trace(TEXT)), JOBS["flow"].asks({}), nulls=False, hear=hear)
     firsts = {
-        "How each layer moves the cloud": "clusters",
-        "What each layer says comes next": "readout",
+        **{question.question: question.needs[-1] for question in QUESTIONS},
+        "How each layer moves the cloud": "trajectory",
+        "What each layer says comes next": "trajectory",
         "Heads as operators": "operators",
-        "\nFindings": "operators",
-        "The covers: ": "agreement",
+        "What else beat chance": "operators",
     }
     for heading, name in firsts.items():
         assert next(after for after, text in seen.items() if heading in text) == name

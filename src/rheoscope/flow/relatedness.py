@@ -190,16 +190,17 @@ def kernel(
     drawn = partial(near, basis, same_group(group[orders]))
     by_group = torch.stack([nearer(near, group == one) for one in range(int(group.max()) + 1)], -1)
     own, null = drawn[0], drawn[1:]
-    spread = null.std(0) if draws > 1 else torch.full_like(own, torch.nan)
-    return {
+    values = {
         "correlation": own,
-        "correlation_null": null.mean(0),
-        "correlation_null_sd": spread,
-        "p_value": p_values(own, null),
         "nearer": by_group.mean(-1),
         "nearer_null": torch.full_like(own, 0.5),
         "group_nearer": by_group,
     }
+    if not draws:
+        return values
+    spread = null.std(0) if draws > 1 else torch.full_like(own, torch.nan)
+    chance = {"correlation_null": null.mean(0), "correlation_null_sd": spread, "p_value": p_values(own, null)}
+    return values | chance
 
 
 def beyond(

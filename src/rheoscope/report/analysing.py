@@ -54,7 +54,9 @@ def option_of(name: str, hint: Any) -> Option | None:
         return Option(plain | None if optional else plain, lambda _, typed, model: typed)
     if plain == str | int:
         return Option(str | None, lambda _, typed, model: None if typed is None else token_of(typed))
-    if str in get_args(plain):  # a text or the name of a file, beside what cannot be typed
+    if get_origin(plain) in (Union, UnionType) and str in get_args(
+        plain
+    ):  # a text or the name of a file, beside what cannot be typed
         return Option(str | None if optional else str, lambda _, typed, model: typed)
     number = _number_in(plain)
     if number is not None:

@@ -67,7 +67,9 @@ def compared_page(job: Job, first: Answers, second: Answers) -> Page:
         blocks.append(Drawing(picture_compared(first, second)))
     for name, answers in (("text 1", first), ("text 2", second)):
         told = [block for one in job.tells if one.blocks is not layers.blocks for block in one.blocks(answers)]
-        blocks += [_named(block, f" ({name})") for block in (*joined(told), *drawings(answers), *text.left_out(answers))]
+        blocks += [
+            _named(block, f" ({name})") for block in (*joined(told), *drawings(answers), *text.left_out(answers))
+        ]
         blocks.append(text.provenance(answers, f"Where the numbers of {name} come from"))
     return drawn(page, blocks)
 

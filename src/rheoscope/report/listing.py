@@ -15,7 +15,7 @@ NEEDS = {"view": "weights alone", "trace": "one text", "model": "runs the model 
 def as_list() -> str:
     """Every analysis with its question, as rows of a Markdown table.
 
-    >>> as_list().splitlines()[2].startswith("| `readout` |")
+    >>> as_list().splitlines()[2].startswith("| `frames` |")
     True
     """
     rows = [f"| `{one.name}` | {one.question} | {NEEDS[one.needs]} |" for one in map(analysis, TABLE)]

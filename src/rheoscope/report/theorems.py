@@ -36,6 +36,7 @@ OF_THE_BENCH = (
     on_the_bench(
         "5.1", "inner products of two maps approximate any relation, of one map only a similarity", "relations"
     ),
+    on_the_bench("4.4", "at finite width, covariances of tokens follow a stochastic equation", "shaped_width"),
     on_the_bench("5.2", "metric attention of narrow bandwidth is a heat kernel: diffusion with drift", "heat"),
     on_the_bench("5.3", "attention as a gradient flow: with Q = K = V = I an energy rises at every step", "energy"),
 )

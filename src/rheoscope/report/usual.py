@@ -10,6 +10,8 @@ from rheoscope.shapes import RheoscopeError
 
 DRAWS = 20
 """Random heads that each head is compared with in the main report; `rheoscope covers --draws` takes more."""
+TURNS = 12
+"""How often all heads are turned at random to see what they then keep of the distances."""
 
 
 def _nearest(answers: Answers, most: int) -> Settings:
@@ -53,16 +55,22 @@ def listed(most: int) -> Callable[[Answers], dict[str, Settings]]:
     return settings
 
 
+def some_layers(answers: Answers) -> list[int]:
+    """The first layer, the middle one and the last: each costs as much as a few passes of the model."""
+    last = answers.view.layers - 1
+    return sorted({0, (last + 1) // 2, last})
+
+
 SETTINGS: dict[str, Callable[[Answers], dict[str, Settings]]] = {
     "geometry_kept": lambda answers: {"": _nearest(answers, _counted(answers) - 2)},
-    "distortion": lambda answers: {"": _nearest(answers, (_counted(answers) - 1) // 2)},
+    "distortion": lambda answers: {"": _nearest(answers, (_counted(answers) - 1) // 2) | {"draws": TURNS}},
     "purity": _purity,
     "agreement": lambda answers: {"": {"draws": DRAWS}},
     "distorted_pairs": _furthest,
     "score_attribution": _surest,
     "head_types": lambda answers: {"": {"trace": None}},
     "rollout": lambda answers: {"": {"probes": 8}},
-    "fixed_point": lambda answers: {"": {"iterations": 10}},
+    "fixed_point": lambda answers: {"": {"iterations": 10, "times": 1, "layers": some_layers(answers)}},
 }
 """How a report asks an analysis, where not with its own defaults."""
 

@@ -68,6 +68,8 @@ class Question:
     needs: tuple[str, ...]
     deeper: str
     weigh: Callable[[Answers, "Question"], Verdict]
+    fields: tuple[str, ...] = ()
+    """What an answer rests on and not every text or model has."""
 
     def verdict(self, answers: Answers) -> Verdict:
         """Its answer; where an analysis has none, the reason."""
@@ -76,7 +78,12 @@ class Question:
             return self.open(answers.left_out.get(missing[0], f"{missing[0]} was not asked"))
         if not answers.nulls:
             return self.open("nulls are left out (--fast)")
-        return self.weigh(answers, self)
+        absent = [field for field in self.fields if not any(field in answers.found[name] for name in self.needs)]
+        return (
+            self.open(f"this text in this model has no {absent[0].replace('_', ' ')}")
+            if absent
+            else self.weigh(answers, self)
+        )
 
     def open(self, reason: str) -> Verdict:
         return Verdict(self.question, OPEN, reason, self.deeper)
@@ -236,15 +243,41 @@ def prediction(answers: Answers, question: Question) -> Verdict:
 QUESTIONS: tuple[Question, ...] = (
     Question("similarity", "Does attention read similarity?", ("agreement",), "rheoscope covers", similarity),
     Question(
-        "deformation", "What did the projections do to the geometry: deform it?", ("distortion",),
-        "rheoscope analyse distortion", deformation,
+        "deformation",
+        "What did the projections do to the geometry: deform it?",
+        ("distortion",),
+        "rheoscope analyse distortion",
+        deformation,
     ),
     Question("gradient", "Do tokens move along a gradient?", ("energy",), "rheoscope analyse energy", climbing),
-    Question("identity", "Must tokens stay themselves, and where do they go?", ("transport",), "rheoscope analyse transport", identity),
-    Question("meaning", "Do they gather, and by meaning?", ("clusters", "purity"), "rheoscope analyse senses", gathering),
-    Question("settling", "Would the layers settle?", ("fixed_point",), "rheoscope analyse fixed_point", settling),
-    Question("prediction", "Where does the prediction form, and who writes it?", ("readout",), "rheoscope reverse", prediction),
-)  # fmt: skip
+    Question(
+        "identity",
+        "Must tokens stay themselves, and where do they go?",
+        ("transport",),
+        "rheoscope analyse transport",
+        identity,
+        ("next_type_share_drawn",),
+    ),
+    Question(
+        "meaning", "Do they gather, and by meaning?", ("clusters", "purity"), "rheoscope analyse senses", gathering
+    ),
+    Question(
+        "settling",
+        "Would the layers settle?",
+        ("fixed_point",),
+        "rheoscope analyse fixed_point",
+        settling,
+        ("turn_null",),
+    ),
+    Question(
+        "prediction",
+        "Where does the prediction form, and who writes it?",
+        ("readout",),
+        "rheoscope reverse",
+        prediction,
+        ("log_probability_next_drawn",),
+    ),
+)
 """In the order in which they are asked."""
 
 
