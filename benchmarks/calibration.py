@@ -13,6 +13,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +45,27 @@ class Size:
     tokens: int = 96
 
 
-def shapes(seed: int) -> "dict[str, Any]":
-    """Untrained models of four shapes: learned positions, rotary with grouped keys, parallel blocks, and the one that ships."""
+SHAPES = ("the model that ships", "gpt2", "llama, grouped keys", "neox, parallel")
+"""One's own, learned positions, rotary with grouped keys, parallel blocks."""
+
+
+@cache
+def untrained(shape: str, seed: int) -> Any:
+    """A model of one of four shapes at initial weights."""
     import transformers as tr
 
-    own = rs.load(untrained=True, seed=seed)
-    tokenizer = rs.load().tokenizer
+    if shape == SHAPES[0]:
+        return rs.load(untrained=True, seed=seed)
     torch.manual_seed(seed)
-    small: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 4}
+    small: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 160}
     made = {
-        "gpt2": tr.GPT2LMHeadModel(tr.GPT2Config(n_layer=4, n_head=4, n_embd=64, vocab_size=4096)),
-        "llama, grouped keys": tr.LlamaForCausalLM(
-            tr.LlamaConfig(**small, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2)
+        "gpt2": lambda: tr.GPT2LMHeadModel(tr.GPT2Config(n_layer=4, n_head=4, n_embd=64, vocab_size=4096)),
+        "llama, grouped keys": lambda: tr.LlamaForCausalLM(
+            tr.LlamaConfig(**small, num_attention_heads=8, num_key_value_heads=2)
         ),
-        "neox, parallel": tr.GPTNeoXForCausalLM(
-            tr.GPTNeoXConfig(**small, intermediate_size=160, num_attention_heads=4)
-        ),
+        "neox, parallel": lambda: tr.GPTNeoXForCausalLM(tr.GPTNeoXConfig(**small, num_attention_heads=4)),
     }
-    return {"the model that ships": own} | {name: rs.load(one, tokenizer=tokenizer) for name, one in made.items()}
+    return rs.load(made[shape](), tokenizer=rs.load().tokenizer)
 
 
 def noise(kind: str, tokens: int, seed: int) -> list[int]:
@@ -97,17 +101,24 @@ OF_POINTS = ("trajectory", "transport", "clusters", "purity")
 """What a walk is asked: the rest rests on weights that did not make it."""
 
 
+def said_of(shape: str, kind: str, own: int, tokens: int, seed: int) -> list[Statement]:
+    """Everything that could be said of one text of noise in one untrained model, beside the others of its shape."""
+    others = [untrained(shape, other) for other in range(SEEDS) if other != own]
+    controls = [] if kind == "walk" else others  # no architecture makes a walk
+    ids = noise("random" if kind == "walk" else kind, tokens, seed)
+    said = list(statements(answered(untrained(shape, own), ids, controls, seed if kind == "walk" else None)))
+    return [one for one in said if kind != "walk" or one.analysis in OF_POINTS]
+
+
+KINDS = ("random", "distinct", "shuffled", "walk")
+
+
 def runs(size: Size) -> "Iterator[tuple[str, list[Statement]]]":
-    """Every text with what could be said of it."""
-    models = [shapes(seed) for seed in range(SEEDS)]
-    names, kinds = list(models[0]), ("random", "distinct", "shuffled", "walk")
+    """Every text with what could be said of it: all shapes, all kinds, one seed after the other."""
     for at in range(size.texts):
-        name, kind = names[at % len(names)], kinds[at // len(names) % len(kinds)]
-        own = at // (len(names) * len(kinds)) % SEEDS
-        controls = [models[seed][name] for seed in range(SEEDS) if seed != own]
-        ids = noise("random" if kind == "walk" else kind, size.tokens, at)
-        said = list(statements(answered(models[own][name], ids, controls, at if kind == "walk" else None)))
-        yield f"{name}, {kind}", [one for one in said if kind != "walk" or one.analysis in OF_POINTS]
+        shape, kind = SHAPES[at % len(SHAPES)], KINDS[at // len(SHAPES) % len(KINDS)]
+        own = at // (len(SHAPES) * len(KINDS)) % SEEDS
+        yield f"{shape}, {kind}", said_of(shape, kind, own, size.tokens, at)
 
 
 def measured(size: Size) -> dict[str, Any]:

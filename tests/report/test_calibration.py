@@ -1,0 +1,17 @@
+"""Noise gets no answer: texts that say nothing in models that learned nothing, a few here and 200 in benchmarks/calibration.py."""
+
+import pytest
+
+from benchmarks.calibration import KINDS, said_of
+
+SHAPES = ("gpt2", "llama, grouped keys")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_noise_is_told_nothing(shape: str) -> None:
+    """Each text may be told something in 5 of 100 cases; of these, one of four would already be rare."""
+    said = {kind: said_of(shape, kind, own=0, tokens=40, seed=at) for at, kind in enumerate(KINDS)}
+    told = {kind: [one.analysis for one in each if one.sure] for kind, each in said.items()}
+    assert sum(map(bool, told.values())) <= 1, told
+    tested = {one.analysis for each in said.values() for one in each if one.p == one.p}
+    assert {"agreement", "distortion", "energy", "transport", "readout", "operators", "trajectory", "clusters"} <= tested
