@@ -86,7 +86,7 @@ def answered(model: Any, ids: list[int], controls: list[Any], walk: int | None =
         steps = torch.randn(trace.points.shape, generator=torch.Generator().manual_seed(walk))
         trace = replace(trace, points=steps.cumsum(0).to(trace.points))
     beside = [Subject(control, ids, control.trace(ids)) for control in controls]
-    return ask(Subject(model, ids, trace), [asked(name) for name in ANALYSES], controls=beside)
+    return ask(Subject(model, ids, trace), [asked(name) for name in ANALYSES], controls=lambda: beside)
 
 
 def statements(answers: Answers) -> "Iterator[Statement]":

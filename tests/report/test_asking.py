@@ -123,3 +123,28 @@ def test_in_a_hurry_nothing_is_drawn_for_a_null(monkeypatch: pytest.MonkeyPatch)
     drawn.clear()
     ask(subject(), [Ask("transport"), Ask("agreement")], tell=tell)
     assert set(drawn) == {"transport", "agreement"}
+
+
+def test_controls_are_asked_in_the_background_what_they_are_asked_alone() -> None:
+    asks = [Ask("clusters"), Ask("trajectory"), Ask("geometry_kept", lambda so_far: {"": {"nearest": 2}})]
+    others = [rs.load(untrained=True, seed=seed) for seed in (1, 2)]
+    beside = [Subject(one, TEXT, one.trace(TEXT)) for one in others]
+    heard: list[int] = []
+    answers = ask(subject(), asks, controls=lambda: beside, hear=lambda so_far: heard.append(len(so_far.controls)))
+    assert heard == [2, 2, 2]
+    assert [sorted(one.found) for one in answers.controls] == [["clusters", "geometry_kept"]] * 2
+    for one, control in zip(beside, answers.controls, strict=True):
+        alone = ask(one, asks, nulls=False)
+        assert control.found["clusters"].identical(alone.found["clusters"])
+    assert (
+        answers.untrained("clusters", lambda d: float(d.type_count))
+        == [float(answers.found["clusters"].type_count)] * 2
+    )
+
+
+def test_a_control_that_cannot_be_made_says_so_in_one_line() -> None:
+    def none() -> list[Subject]:
+        raise rs.RheoscopeError("no room for a control")
+
+    with pytest.raises(rs.RheoscopeError, match="no room for a control"):
+        ask(subject(), [Ask("clusters")], controls=none)

@@ -14,4 +14,13 @@ def test_noise_is_told_nothing(shape: str) -> None:
     told = {kind: [one.analysis for one in each if one.sure] for kind, each in said.items()}
     assert sum(map(bool, told.values())) <= 1, told
     tested = {one.analysis for each in said.values() for one in each if one.p == one.p}
-    assert {"agreement", "distortion", "energy", "transport", "readout", "operators", "trajectory", "clusters"} <= tested
+    assert {
+        "agreement",
+        "distortion",
+        "energy",
+        "transport",
+        "readout",
+        "operators",
+        "trajectory",
+        "clusters",
+    } <= tested

@@ -1,6 +1,8 @@
 """Questions put to a model and a text, one analysis after the other; an answer is heard as soon as it is known."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,10 @@ class Subject:
         }[name]
 
 
+Beside = Callable[[], Sequence[Subject]]
+"""Makes the controls of a text, when somebody asks for them."""
+
+
 def _no_settings(so_far: Answers) -> dict[str, Settings]:
     return {"": {}}
 
@@ -69,26 +75,28 @@ def ask(
     subject: Subject,
     asks: Sequence[Ask],
     nulls: bool = True,
-    controls: Sequence[Subject] = (),
+    controls: Beside = tuple,
     hear: Hear = lambda so_far: None,
     tell: Tell | None = None,
 ) -> Answers:
     """Ask everything; an analysis that refuses this text is left out, with its reason.
 
     `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
-    `controls`, the same text in untrained models, are asked what `CONTROLLED` says, without nulls.
+    `controls` gives the same text in untrained models; they are made and asked what `CONTROLLED` says, without nulls, in a thread
+    of their own.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
     >>> sorted(ask(Subject(model, "a", model.trace("a")), [Ask("clusters"), Ask("trajectory")]).left_out)
     ['clusters']
     """
-    so_far = replace(begun(subject, nulls), controls=tuple(begun(control, nulls=False) for control in controls))
-    for one in asks:
-        so_far = _asked(subject, one, so_far, tell)
-        if one.name in so_far.found:
-            so_far = replace(so_far, controls=_controlled(controls, one, so_far, tell))
-        hear(so_far)
+    so_far = begun(subject, nulls)
+    with controlled(controls, asks) as known:
+        for one in asks:
+            so_far = _asked(subject, one, so_far, tell)
+            if one.name in known:
+                so_far = replace(so_far, controls=tuple(answers for _, answers in known[one.name].result()))
+            hear(so_far)
     return so_far
 
 
@@ -103,12 +111,34 @@ CONTROLLED = {
 """What untrained controls are asked, and how many of them: one stands beside a number, several are a null of their own."""
 
 
-def _controlled(controls: Sequence[Subject], one: Ask, so_far: Answers, tell: Tell | None) -> tuple[Answers, ...]:
-    """The controls, those that are to be asked having been asked; by what the text itself was asked with."""
-    many = CONTROLLED.get(one.name, 0)
+Known = tuple[tuple[Subject, Answers], ...]
+"""Every control with what it was asked so far."""
+
+
+@contextmanager
+def controlled(controls: Beside, asks: Sequence[Ask]) -> "Iterator[dict[str, Future[Known]]]":
+    """What the controls say, by the name of the analysis: asked one after the other on a core that the text itself leaves idle."""
+    names = [one for one in asks if one.name in CONTROLLED]
+    if controls is tuple or not names:
+        yield {}
+        return
+    background = ThreadPoolExecutor(1)
+    try:
+        last = background.submit(lambda: tuple((control, begun(control, nulls=False)) for control in controls()))
+        known: dict[str, Future[Known]] = {}
+        for one in names:
+            last = known[one.name] = background.submit(_further, last, one)
+        yield known
+    finally:
+        background.shutdown(cancel_futures=True)
+
+
+def _further(before: "Future[Known]", one: Ask) -> Known:
+    """The controls, as many as this analysis is asked of having been asked."""
+    known, many = before.result(), CONTROLLED[one.name]
     return tuple(
-        _asked(subject, one, known, tell) if at < many else known
-        for at, (subject, known) in enumerate(zip(controls, so_far.controls, strict=True))
+        (control, _asked(control, one, answers, None) if at < many else answers)
+        for at, (control, answers) in enumerate(known)
     )
 
 

@@ -1,6 +1,6 @@
 """How every command runs: ask, tell what is known, write the files that were asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.files import free_name
 from rheoscope.report.answers import Answers
 from rheoscope.report.answers_page import compared_page, page_of
-from rheoscope.report.asking import Subject, ask
+from rheoscope.report.asking import Beside, Subject, ask
 from rheoscope.report.findings import as_dataset, findings
 from rheoscope.report.jobs import Job, Options
 from rheoscope.report.json_file import save_json
@@ -16,6 +16,7 @@ from rheoscope.report.progress import asking_bar
 from rheoscope.report.table import save_csv
 from rheoscope.report.tell import layers, text
 from rheoscope.report.terminal import Terminal
+from rheoscope.report.threads import leave_a_core
 from rheoscope.report.verdicts import QUESTIONS, dataset_of
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
@@ -57,9 +58,9 @@ def run(
     files: Files,
     fast: bool = False,
     explain: bool = False,
-    controls: Sequence[Model] = (),
+    controls: Callable[[], Sequence[Model]] = tuple,
 ) -> None:
-    """One command on one text, or on weights alone; `controls` are untrained models that the text is put through too."""
+    """One command on one text, or on weights alone; `controls` makes untrained models that the text is put through too."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -99,7 +100,7 @@ def _answered(
     files: Files,
     fast: bool,
     terminal: Terminal,
-    controls: Sequence[Model] = (),
+    controls: Callable[[], Sequence[Model]] = tuple,
 ) -> Answers:
     """Everything asked, told as it is known; a job that has nothing to tell says why."""
     trace = None if said is None else model.trace(said)
@@ -113,8 +114,15 @@ def _answered(
         terminal.hear(so_far)
 
     with asking_bar() as tell:
-        beside = [] if said is None else [Subject(control, said, control.trace(said)) for control in controls]
-        return ask(subject, asks, not fast, beside, hear, tell)
+        return ask(subject, asks, not fast, _beside(controls, said), hear, tell)
+
+
+def _beside(controls: Callable[[], Sequence[Model]], said: str | None) -> Beside:
+    """The text in every control; where there is none, nothing to wait for."""
+    if said is None or controls is tuple:
+        return tuple
+    leave_a_core()
+    return lambda: [Subject(control, said, control.trace(said)) for control in controls()]
 
 
 def _write(console: "Console", answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> None:

@@ -1,6 +1,6 @@
 """A bar on stderr while something takes long, and nothing where stderr is a file or a pipe."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -65,10 +65,13 @@ LARGE = 30_000_000
 
 def untrained_controls(
     model: "Running", source: str | None, device: str | None, dtype: str | None, count: int | None = None
-) -> "list[Running]":
-    """The same architecture at initial weights, several times: as many as are asked for, or as the size of the model allows."""
+) -> "Callable[[], Sequence[Running]]":
+    """Makes the same architecture at initial weights: as often as is asked for, or as the size of the model allows."""
+    from rheoscope.opening import load
     from rheoscope.report.asking import MOST
 
     weights = sum(weight.numel() for weight in model.network.parameters())
     many = count if count is not None else MOST if weights < LARGE else 1
-    return [opened(source, device, dtype, untrained=True, seed=seed) for seed in range(many)]
+    if not many:
+        return tuple
+    return lambda: [load(source, device=device, dtype=dtype, untrained=True, seed=seed) for seed in range(many)]

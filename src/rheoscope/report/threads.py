@@ -14,6 +14,13 @@ def use_idle_cores() -> None:
         torch.set_num_threads(idle_cores(torch.get_num_threads(), os.getloadavg()[0]))
 
 
+def leave_a_core() -> None:
+    """One thread fewer where there are several: something else computes at the same time."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() - 1))
+
+
 def idle_cores(cores: int, load: float) -> int:
     """Cores less those that were busy in the last minute, at least one.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Subject, ask
+from rheoscope.report.asking import Beside, Subject, ask
 from rheoscope.report.findings import FAMILY
 from rheoscope.report.statement import LEVEL, Statement, corrected, from_draws, from_moments
 from rheoscope.report.tell.short import short
@@ -195,13 +195,14 @@ def gathering(answers: Answers, question: Question) -> Verdict:
     stems = answers.found["purity"].sel(by="stem")
     if int(stems.pairs) < FEWEST:
         first = question.of(
-            [claim(one, one.value > 0, 0.1)], line.format("too few kinds share a stem to ask for meaning")
+            [claim(one, one.value > max(0.0, one.null), 0.1)],
+            line.format("too few kinds share a stem to ask for meaning"),
         )
         return replace(first, answer=f"{first.answer} · {OPEN}")
     value, null, spread, p = (float(stems[name][-1]) for name in ("purity", "purity_null", "purity_null_sd", "p_value"))
     alike, before = Statement("", "purity", value, null, spread, p), float(stems.purity[0])
     said = f"clusters hold one stem by {short(value)} (names permuted {short(null)}, at the embedding {short(before)})"
-    claims = [claim(one, one.value > 0, 0.1), claim(alike, value > max(null, before), 0.05)]
+    claims = [claim(one, one.value > max(0.0, one.null), 0.1), claim(alike, value > max(null, before), 0.05)]
     return question.of(claims, line.format(said))
 
 
@@ -306,7 +307,7 @@ def verdicts(model: Model, trace: Trace, controls: Sequence[Model] = ()) -> "xar
     check_made_by(model, trace)
     text = trace.text or trace.ids
     needed = dict.fromkeys(name for one in QUESTIONS for name in one.needs)
-    beside = [Subject(control, text, control.trace(trace.ids)) for control in controls]
+    beside: Beside = (lambda: [Subject(one, text, one.trace(trace.ids)) for one in controls]) if controls else tuple
     return dataset_of(ask(Subject(model, text, trace), [asked(name) for name in needed], controls=beside))
 
 
