@@ -43,6 +43,7 @@ ANALYSES = (
 class Size:
     texts: int = 200
     tokens: int = 96
+    device: str = "cpu"
 
 
 SHAPES = ("the model that ships", "gpt2", "llama, grouped keys", "neox, parallel")
@@ -50,12 +51,12 @@ SHAPES = ("the model that ships", "gpt2", "llama, grouped keys", "neox, parallel
 
 
 @cache
-def untrained(shape: str, seed: int) -> Any:
+def untrained(shape: str, seed: int, device: str = "cpu") -> Any:
     """A model of one of four shapes at initial weights."""
     import transformers as tr
 
     if shape == SHAPES[0]:
-        return rs.load(untrained=True, seed=seed)
+        return rs.load(untrained=True, seed=seed, device=device)
     torch.manual_seed(seed)
     small: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 160}
     made = {
@@ -65,7 +66,7 @@ def untrained(shape: str, seed: int) -> Any:
         ),
         "neox, parallel": lambda: tr.GPTNeoXForCausalLM(tr.GPTNeoXConfig(**small, num_attention_heads=4)),
     }
-    return rs.load(made[shape](), tokenizer=rs.load().tokenizer)
+    return rs.load(made[shape](), tokenizer=rs.load().tokenizer, device=device)
 
 
 def noise(kind: str, tokens: int, seed: int) -> list[int]:
@@ -101,12 +102,12 @@ OF_POINTS = ("trajectory", "transport", "clusters", "purity")
 """What a walk is asked: the rest rests on weights that did not make it."""
 
 
-def said_of(shape: str, kind: str, own: int, tokens: int, seed: int) -> list[Statement]:
+def said_of(shape: str, kind: str, own: int, tokens: int, seed: int, device: str = "cpu") -> list[Statement]:
     """Everything that could be said of one text of noise in one untrained model, beside the others of its shape."""
-    others = [untrained(shape, other) for other in range(SEEDS) if other != own]
+    others = [untrained(shape, other, device) for other in range(SEEDS) if other != own]
     controls = [] if kind == "walk" else others  # no architecture makes a walk
     ids = noise("random" if kind == "walk" else kind, tokens, seed)
-    said = list(statements(answered(untrained(shape, own), ids, controls, seed if kind == "walk" else None)))
+    said = list(statements(answered(untrained(shape, own, device), ids, controls, seed if kind == "walk" else None)))
     return [one for one in said if kind != "walk" or one.analysis in OF_POINTS]
 
 
@@ -118,7 +119,7 @@ def runs(size: Size) -> "Iterator[tuple[str, list[Statement]]]":
     for at in range(size.texts):
         shape, kind = SHAPES[at % len(SHAPES)], KINDS[at // len(SHAPES) % len(KINDS)]
         own = at // (len(SHAPES) * len(KINDS)) % SEEDS
-        yield f"{shape}, {kind}", said_of(shape, kind, own, size.tokens, at)
+        yield f"{shape}, {kind}", said_of(shape, kind, own, size.tokens, at, size.device)
 
 
 def measured(size: Size) -> dict[str, Any]:
@@ -144,14 +145,16 @@ def measured(size: Size) -> dict[str, Any]:
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=Size.texts)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--smallest", action="store_true", help="seconds: shows that it runs, stores nothing")
     options = parser.parse_args(words)
-    found = measured(Size(2, 24) if options.smallest else Size(options.texts))
+    found = measured(Size(2, 24) if options.smallest else Size(options.texts, device=options.device))
     for name, row in found["statements"].items():
         print(f"{name:24} {row['asked']:4} asked  {row['below']:3} with p <= .05  {row['told']:3} told")
     print(f"{found['texts_told_anything']} of {found['texts']} texts of noise were told anything: {found['by']}")
     if not options.smallest:
-        (Path(__file__).parent / "results" / "calibration.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.out / "calibration.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
