@@ -13,6 +13,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ PROSE = (
     "The library of the old town kept letters that nobody had opened for a hundred years. One morning a teacher asked to read "
     "them, and the keeper of the letters, who had waited for such a question all his life, unlocked the cabinet and left the room."
 )
-SEEDS = 5
-"""Untrained models of a shape: one is asked, the others are its controls."""
+SHAPES = ("the model that ships", "gpt2", "llama, grouped keys", "neox, parallel")
+"""Untrained models of four shapes: the one that ships, learned positions, rotary with grouped keys, parallel blocks."""
 ANALYSES = (
     "readout", "transport", "energy", "clusters", "purity", "distortion", "agreement", "trajectory", "geometry_kept",
     "massive_tokens", "operators", "stack",
@@ -42,26 +43,27 @@ ANALYSES = (
 class Size:
     texts: int = 200
     tokens: int = 96
+    seeds: int = 5
+    """Untrained models of a shape: one is asked, the others are its controls."""
 
 
-def shapes(seed: int) -> "dict[str, Any]":
-    """Untrained models of four shapes: learned positions, rotary with grouped keys, parallel blocks, and the one that ships."""
+@cache
+def untrained(shape: str, seed: int) -> Any:
     import transformers as tr
 
-    own = rs.load(untrained=True, seed=seed)
-    tokenizer = rs.load().tokenizer
+    if shape == SHAPES[0]:
+        return rs.load(untrained=True, seed=seed)
     torch.manual_seed(seed)
-    small: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 4}
-    made = {
-        "gpt2": tr.GPT2LMHeadModel(tr.GPT2Config(n_layer=4, n_head=4, n_embd=64, vocab_size=4096)),
-        "llama, grouped keys": tr.LlamaForCausalLM(
-            tr.LlamaConfig(**small, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2)
+    small: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    small |= {"intermediate_size": 160}
+    make = {
+        "gpt2": lambda: tr.GPT2LMHeadModel(tr.GPT2Config(n_layer=4, n_head=4, n_embd=64, vocab_size=4096)),
+        "llama, grouped keys": lambda: tr.LlamaForCausalLM(
+            tr.LlamaConfig(**small | {"num_attention_heads": 8, "num_key_value_heads": 2})
         ),
-        "neox, parallel": tr.GPTNeoXForCausalLM(
-            tr.GPTNeoXConfig(**small, intermediate_size=160, num_attention_heads=4)
-        ),
+        "neox, parallel": lambda: tr.GPTNeoXForCausalLM(tr.GPTNeoXConfig(**small)),
     }
-    return {"the model that ships": own} | {name: rs.load(one, tokenizer=tokenizer) for name, one in made.items()}
+    return rs.load(make[shape](), tokenizer=rs.load().tokenizer)
 
 
 def noise(kind: str, tokens: int, seed: int) -> list[int]:
@@ -99,14 +101,13 @@ OF_POINTS = ("trajectory", "transport", "clusters", "purity")
 
 def runs(size: Size) -> "Iterator[tuple[str, list[Statement]]]":
     """Every text with what could be said of it."""
-    models = [shapes(seed) for seed in range(SEEDS)]
-    names, kinds = list(models[0]), ("random", "distinct", "shuffled", "walk")
+    kinds = ("random", "distinct", "shuffled", "walk")
     for at in range(size.texts):
-        name, kind = names[at % len(names)], kinds[at // len(names) % len(kinds)]
-        own = at // (len(names) * len(kinds)) % SEEDS
-        controls = [models[seed][name] for seed in range(SEEDS) if seed != own]
+        name, kind = SHAPES[at % len(SHAPES)], kinds[at // len(SHAPES) % len(kinds)]
+        own = at // (len(SHAPES) * len(kinds)) % size.seeds
+        controls = [untrained(name, seed) for seed in range(size.seeds) if seed != own]
         ids = noise("random" if kind == "walk" else kind, size.tokens, at)
-        said = list(statements(answered(models[own][name], ids, controls, at if kind == "walk" else None)))
+        said = list(statements(answered(untrained(name, own), ids, controls, at if kind == "walk" else None)))
         yield f"{name}, {kind}", [one for one in said if kind != "walk" or one.analysis in OF_POINTS]
 
 
@@ -135,7 +136,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--texts", type=int, default=Size.texts)
     parser.add_argument("--smallest", action="store_true", help="seconds: shows that it runs, stores nothing")
     options = parser.parse_args(words)
-    found = measured(Size(2, 24) if options.smallest else Size(options.texts))
+    found = measured(Size(2, 16, 4) if options.smallest else Size(options.texts))
     for name, row in found["statements"].items():
         print(f"{name:24} {row['asked']:4} asked  {row['below']:3} with p <= .05  {row['told']:3} told")
     print(f"{found['texts_told_anything']} of {found['texts']} texts of noise were told anything: {found['by']}")
