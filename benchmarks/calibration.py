@@ -45,6 +45,7 @@ class Size:
     tokens: int = 96
     seeds: int = 5
     """Untrained models of a shape: one is asked, the others are its controls."""
+    shapes: tuple[str, ...] = SHAPES
 
 
 @cache
@@ -103,8 +104,8 @@ def runs(size: Size) -> "Iterator[tuple[str, list[Statement]]]":
     """Every text with what could be said of it."""
     kinds = ("random", "distinct", "shuffled", "walk")
     for at in range(size.texts):
-        name, kind = SHAPES[at % len(SHAPES)], kinds[at // len(SHAPES) % len(kinds)]
-        own = at // (len(SHAPES) * len(kinds)) % size.seeds
+        name, kind = size.shapes[at % len(size.shapes)], kinds[at // len(size.shapes) % len(kinds)]
+        own = at // (len(size.shapes) * len(kinds)) % size.seeds
         controls = [untrained(name, seed) for seed in range(size.seeds) if seed != own]
         ids = noise("random" if kind == "walk" else kind, size.tokens, at)
         said = list(statements(answered(untrained(name, own), ids, controls, at if kind == "walk" else None)))
@@ -136,7 +137,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--texts", type=int, default=Size.texts)
     parser.add_argument("--smallest", action="store_true", help="seconds: shows that it runs, stores nothing")
     options = parser.parse_args(words)
-    found = measured(Size(2, 16, 4) if options.smallest else Size(options.texts))
+    found = measured(Size(2, 16, 4, ("gpt2",)) if options.smallest else Size(options.texts))
     for name, row in found["statements"].items():
         print(f"{name:24} {row['asked']:4} asked  {row['below']:3} with p <= .05  {row['told']:3} told")
     print(f"{found['texts_told_anything']} of {found['texts']} texts of noise were told anything: {found['by']}")
