@@ -48,6 +48,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "heat": {"draws": 3},
     "massive_tokens": {"times": 1.2},
     "relatedness": {"words": GROUPS, "draws": 20},
+    "operators": {"draws": 3},
+    "relation_swap": {"draws": 1},
     "reversed_attention": {"target": " on"},
     "rollout": {"probes": 2},
     "score_attribution": {"layer": 4, "head": 1},
