@@ -108,7 +108,7 @@ def main(words: list[str] | None = None) -> None:
     model = rs.load(options.model)
     many = 1 if options.smallest else options.controls
     controls = [rs.load(options.model, untrained=True, seed=seed) for seed in range(many)]
-    found = questions(model, controls, texts[:1] if options.smallest else texts)
+    found = questions(model, controls, [texts[0][:60]] if options.smallest else texts)
     if not options.no_meaning and not options.smallest:
         found |= meaning(model, controls[0] if controls else None, options.smallest)
     for name, row in found["numbers"].items():

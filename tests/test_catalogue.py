@@ -16,6 +16,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import SUBJECTS
 from tests.cases import double, text
 from tests.laws import every_analysis as battery
+from tests.report.cases import small
 from tests.report.plot.cases import TEXT, by_three_hands, model
 
 TOY = '''
@@ -94,7 +95,7 @@ def test_a_toy_is_drawn_in_all_hands_and_stands_in_the_report(toy: str, tmp_path
 
     found = rs.toy_radius(model().trace(TEXT))
     by_three_hands(picture_of(found))
-    rs.save_report(model(), model().trace(TEXT), tmp_path / "report.html")
+    rs.save_report(small(), small().trace(TEXT), tmp_path / "report.html")
     assert picture_of(found).title in (tmp_path / "report.html").read_text()
 
 

@@ -58,9 +58,11 @@ def test_texts_of_several_lengths_are_refused_where_no_mask_is_defined(name: str
 
 
 def test_transformers_is_never_imported(tmp_path: Path) -> None:
+    """Not by a model of ours, not by the one that ships, not by the interface to it before it is called."""
     saved("own", tmp_path, tokenizer=characters(["abc"], []))
     code = (
-        f"import sys, rheoscope as rs; model = rs.load({str(tmp_path)!r}); trace = model.trace('abc', logits=True); "
+        f"import sys, rheoscope as rs, rheoscope.pretrained.interface; rs.load().trace('The keys'); "
+        f"model = rs.load({str(tmp_path)!r}); trace = model.trace('abc', logits=True); "
         "rs.operators(model.view); model.run('abc', edit={(0, 0): lambda q, k, v, mechanism: v * 0 + q * 0}); "
         "print([name for name in sys.modules if name.split('.')[0] == 'transformers'])"
     )

@@ -488,18 +488,31 @@ def test_a_forward_puts_no_mechanism_together(position: str, monkeypatch: pytest
     assert not made
 
 
+MECHANISMS = ("scaled_dot", "bilinear", "metric", "sigmoid", "shaped", "softmax_sink")
+COMPILED = f"""
+import torch, rheoscope as rs
+from torch._dynamo import explain, reset
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import build
+for name in {MECHANISMS}:
+    layer, x = rs.nn.MultiHeadAttention(8, heads=2, mechanism=name), torch.randn(1, 5, 8)
+    layer.attention.mechanism = layer.attention.mechanism.under("causal")
+    reset()
+    print(name, torch.allclose(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x), atol=1e-6))
+for position in {POSITIONS}:
+    reset()
+    model = build(Config(vocabulary=9, width=8, depth=1, heads=2, position=position))
+    print(position, explain(model)(torch.tensor([[1, 2, 3]])).graph_break_count)
+"""
+
+
 @pytest.mark.slow
-def test_a_forward_is_one_graph() -> None:
-    """torch.compile sees it whole (in a process of its own: shapes checked as in these tests break it)."""
-    code = (
-        "import torch; from torch._dynamo import explain, reset; from rheoscope.models.config import Config\n"
-        "from rheoscope.models.transformer import build\n"
-        f"for position in {POSITIONS}:\n"
-        "    reset(); model = build(Config(vocabulary=9, width=8, depth=1, heads=2, position=position))\n"
-        "    print(position, explain(model)(torch.tensor([[1, 2, 3]])).graph_break_count)"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == [f"{position} 0" for position in POSITIONS], done.stderr
+def test_a_layer_and_a_model_are_one_graph() -> None:
+    """torch.compile sees each whole, and computes the same (in a process of its own: shapes checked as in these tests break it)."""
+    words = [sys.executable, "-W", "ignore", "-c", COMPILED]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    expected = [*(f"{name} True" for name in MECHANISMS), *(f"{position} 0" for position in POSITIONS)]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 @pytest.mark.parametrize("position", ["rotary", "learned"])

@@ -3,6 +3,11 @@
 from functools import cache
 from typing import Any
 
+import torch
+
+import rheoscope as rs
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Subject, ask
 from rheoscope.report.jobs import JOBS, Job
@@ -10,9 +15,19 @@ from tests.report.parts import Parts
 from tests.report.plot.cases import TEXT, by_three_hands, model
 
 
-def answered(job: Job, text: str | None = TEXT, fast: bool = False, **options: Any) -> Answers:
+@cache
+def small() -> Any:
+    """Untrained and narrow, with the tokens of the default model: of how a job runs it shows as much, and sooner."""
+    torch.manual_seed(0)
+    tokenizer = model().tokenizer
+    config = Config(vocabulary=model().view.embed.shape[0], width=16, depth=3, heads=4, hidden=24)
+    return rs.load(Transformer(config), tokenizer=tokenizer)
+
+
+def answered(job: Job, text: str | None = TEXT, fast: bool = False, of: Any = None, **options: Any) -> Answers:
     """What a command asks, with the options that are typed behind it, and what it asks besides for a page."""
-    subject = Subject(model(), text, None if text is None else model().trace(text))
+    of = of or model()
+    subject = Subject(of, text, None if text is None else of.trace(text))
     return ask(subject, [*job.asks(options), *job.besides(options)], not fast)
 
 
@@ -22,4 +37,4 @@ def told(text: str = TEXT) -> Answers:
     return answered(JOBS["flow"], text)
 
 
-__all__ = ["TEXT", "Parts", "answered", "by_three_hands", "model", "told"]
+__all__ = ["TEXT", "Parts", "answered", "by_three_hands", "model", "small", "told"]

@@ -11,7 +11,7 @@ from rheoscope.report import command
 from rheoscope.report.asking import Subject, ask
 from rheoscope.report.command import Files, numbers_of
 from rheoscope.report.jobs import JOBS, job_of
-from tests.report.cases import TEXT, Parts, model, told
+from tests.report.cases import TEXT, Parts, model, small, told
 
 SHORT = "The keys to the cabinet are"
 
@@ -81,7 +81,7 @@ def test_what_no_file_asks_for_is_not_computed(capsys: pytest.CaptureFixture, mo
         return inner(subject, asks, *rest)
 
     monkeypatch.setattr(command, "ask", listening)
-    command.run(JOBS["covers"], model(), TEXT, {"draws": 2}, Files())
+    command.run(JOBS["covers"], small(), TEXT, {"draws": 2}, Files())
     assert asked == [one.name for one in JOBS["covers"].asks({})]
     said = capsys.readouterr().out
     assert "Does attention read similarity" in said
@@ -148,7 +148,7 @@ def test_reverse_names_the_heads_and_tokens_that_are_pulled_at(capsys: pytest.Ca
 
 def test_two_texts_are_told_below_each_other_and_written_beside(capsys: pytest.CaptureFixture) -> None:
     files = Files(Path("both.json"), Path("tables"), Path("both.html"))
-    command.compare(JOBS["flow"], model(), (SHORT, "The key\x1b[31m"), {}, files, fast=True)
+    command.compare(JOBS["flow"], small(), (SHORT, "The key\x1b[31m"), {}, files, fast=True)
     said = capsys.readouterr().out
     assert said.index("the difference") < said.index(f"Text 1: {SHORT}") < said.index("Text 2: The key�[31m")
     assert said.index("Text 2: ") < said.index("agreement is left out", said.index("Text 2: "))

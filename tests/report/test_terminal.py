@@ -8,12 +8,12 @@ from rich.console import Console
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Subject, ask
-from rheoscope.report.jobs import JOBS, Told
+from rheoscope.report.jobs import JOBS, Told, job_of
 from rheoscope.report.tell import layers
 from rheoscope.report.telling import Cell, Drawing, Facts, Lines, Table, Tokens
 from rheoscope.report.terminal import WIDE, Terminal, fitting
 from rheoscope.report.verdicts import QUESTIONS
-from tests.report.cases import TEXT, model, told
+from tests.report.cases import TEXT, answered, model, small, told
 from tests.report.plot.cases import drawn
 
 ROWS = [[Cell("L0"), Cell("12345.678", small=".25"), Cell("-0.5"), Cell("many words " * 9)]]
@@ -66,7 +66,7 @@ def test_what_is_told_early_is_what_the_end_would_tell(job: str) -> None:
     """No block is told before all that stands in it is known, and none is forgotten."""
     one, early = terminal(job=job), []
     one.show = early.append  # type: ignore[method-assign]
-    answers = ask(Subject(model(), TEXT, model().trace(TEXT)), JOBS[job].asks(OPTIONS[job]), hear=one.hear)
+    answers = ask(Subject(small(), TEXT, small().trace(TEXT)), JOBS[job].asks(OPTIONS[job]), hear=one.hear)
     late = [block for told in JOBS[job].tells if not told.aside for block in told.blocks(answers)]
     assert early == late
     assert len(late) > 1
@@ -143,7 +143,7 @@ NASTY = "\x1b[31mred\x1b[0m [bold]b[/bold] \r\x08 [/nothing]"
 
 def test_a_text_can_neither_colour_nor_move_nor_mark_up() -> None:
     one = terminal(400)
-    answers = told(NASTY)
+    answers = answered(job_of("massive_tokens"), NASTY)
     one.begin(answers)
     one.heading(NASTY)
     one.show(Lines(NASTY, [NASTY]))

@@ -177,6 +177,8 @@ def test_a_layer_that_one_text_cannot_answer_stays_without_answer() -> None:
 SETTINGS: dict[str, dict[str, Any]] = {
     "agreement": {"draws": 4, "least": 4},
     "distortion": {"draws": 2, "nearest": 3},
+    "charts": {"draws": 2, "nearest": 4},
+    "heat": {"draws": 3, "times": (1, 4)},
     "stack": {"draws": 1},
     "transport": {"draws": 3},
     "clusters": {"draws": 2},

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -157,19 +155,3 @@ def test_a_structure_is_all_but_the_numbers_in_tensors() -> None:
     assert structure(Padding(coins(1, 2, 5))) == structure(Padding(coins(2, 2, 5)))
     turned = Turned(lambda x, at: x)
     assert structure(turned) != structure(turned)  # a function is like nothing: asked once, it is kept by the mechanism
-
-
-COMPILED = """
-import torch, rheoscope as rs
-for name in ("scaled_dot", "bilinear", "metric", "sigmoid", "shaped", "softmax_sink"):
-    layer, x = rs.nn.MultiHeadAttention(8, heads=2, mechanism=name), torch.randn(1, 5, 8)
-    layer.attention.mechanism = layer.attention.mechanism.under("causal")
-    torch._dynamo.reset()
-    assert torch.allclose(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x), atol=1e-6), name
-"""
-
-
-def test_a_graph_is_compiled_in_one_piece() -> None:
-    """As users run it, in an interpreter of its own: here every function is wrapped by a check of its types."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr

@@ -22,6 +22,17 @@ TEXTS = ["The keys to the cabinet are", "A dog to the cabinet are"]
 SEVERAL = [f"{word} keys to the cabinet are on the table" for word in ("The", "A", "Your", "No", "Some")]
 """As many texts as an interval needs."""
 EVERY_HEAD_OF = {layer: [(layer, head) for head in range(4)] for layer in range(6)}
+SENSES = {
+    "bank": {
+        "money": ["She owes a loan to the bank", "They stole gold from the bank"],
+        "river": ["Ducks sat on the bank", "Mud covered the bank"],
+    },
+    "bat": {
+        "animal": ["In a dark cave hung the bat", "By night flew the bat"],
+        "club": ["He broke the bat", "The player picked up the bat"],
+    },
+}
+GROUPS = {"animals": ["dog", "cat", "horse"], "tools": ["hammer", "saw", "knife"]}
 SETTINGS: dict[str, dict[str, Any]] = {
     "agreement": {"draws": 2},
     "attention_patching": {"target": " on", "etas": (0.1, -0.1, 0.0)},
@@ -36,9 +47,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fixed_point": {"layers": [0, 2, 5], "times": 3, "iterations": 3},
     "heat": {"draws": 3},
     "massive_tokens": {"times": 1.2},
+    "relatedness": {"words": GROUPS, "draws": 20},
+    "operators": {"draws": 3},
+    "relation_swap": {"draws": 1},
     "reversed_attention": {"target": " on"},
     "rollout": {"probes": 2},
     "score_attribution": {"layer": 4, "head": 1},
+    "senses": {"words": SENSES, "draws": 20},
     "stack": {"draws": 2},
     "surgery": {"heads": EVERY_HEAD_OF[2], "M": "symmetric"},
 }
@@ -87,4 +102,8 @@ def by_three_hands(picture: Picture) -> None:
     paper, notebook = on_paper(picture), in_notebook(picture)
     assert [axes.get_title("left") for axes in paper.axes] == [panel.title for panel in picture.panels]
     assert len(notebook.data) == sum(len(panel.marks) for panel in picture.panels)
+    on_a_page(picture)
+
+
+def on_a_page(picture: Picture) -> None:
     assert Parts(figures(picture)).count("svg") == len(picture.panels)

@@ -11,7 +11,7 @@ from rheoscope.report.picture import Cells, Line
 from rheoscope.report.plot import fields
 from rheoscope.report.plot.heads import COLOURS
 from tests.report.parts import Parts
-from tests.report.plot.cases import by_three_hands, drawn, found, model, planted
+from tests.report.plot.cases import by_three_hands, drawn, found, model, on_a_page, planted
 
 DRAWN = [name for name in catalogue.names() if "draws" in catalogue.analysis(name).settings]
 NAMES = [*catalogue.names(), *(["each_head"] if "surgery" in catalogue.TABLE else [])]
@@ -23,9 +23,10 @@ def test_three_hands_draw_every_panel(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_three_hands_draw_what_follows_from_the_fields(name: str) -> None:
+def test_what_follows_from_the_fields_tells_them_all(name: str) -> None:
+    """Where an analysis has no picture of its own, three hands have drawn this one above."""
     picture = fields.picture(found(name))
-    by_three_hands(picture)
+    on_a_page(picture)
     told = picture.caption + "".join(panel.title + panel.about for panel in picture.panels)
     assert all(fields.in_words(field) in told for field in fields.own_fields(found(name)))
 
@@ -37,7 +38,7 @@ def test_an_answer_without_a_null_is_drawn_without_it(name: str) -> None:
     assert not bare.attrs["draws"]
     picture = picture_of(bare)
     by_three_hands(picture)
-    by_three_hands(fields.picture(bare))
+    on_a_page(fields.picture(bare))
     for line in (mark for panel in picture.panels for mark in panel.marks if isinstance(mark, Line)):
         assert line.colour != "null" or np.isfinite(np.asarray(line.y, dtype=float)).any(), line.name
 

@@ -24,7 +24,7 @@ from rheoscope.report.tell.agreement import (
     verdict,
 )
 from rheoscope.report.telling import Table
-from tests.report.cases import TEXT, Parts, answered, model, told
+from tests.report.cases import TEXT, Parts, answered, model, small, told
 
 
 def holding(found: Any) -> Answers:
@@ -105,7 +105,8 @@ def test_pairs_are_told_by_name_and_place() -> None:
 
 def test_the_command_has_the_pairs_of_every_head_that_it_names() -> None:
     """On the terminal those of the first head of each list, on the page those of all."""
-    page = answered(JOBS["covers"], draws=2)
+    page = answered(JOBS["covers"], of=small(), draws=2)
+    assert max(map(len, lists(page.found["agreement"]).values())) > LISTED
     assert page.left_out == {}
     for _, head_of_list in lists(page.found["agreement"]).items():
         for layer, head in head_of_list[:LISTED]:
