@@ -54,7 +54,7 @@ def main() -> None:
             title="nearest occurrence has the same sense", xlabel="depth", ylabel="share (line: chance)", ylim=(0.2, 1)
         )
         right.set(title="words of one group are nearer", xlabel="depth", ylabel="share (line: chance)", ylim=(0.3, 1))
-        left.legend(frameon=False, fontsize=7)
+        right.legend(frameon=False, fontsize=7, loc="lower right")
         figure.savefig(options.out / "ideas-meaning.png", dpi=150)
         model = rs.load()
         rs.plot(rs.frames(model.trace(SAMPLE)), words=model.words).savefig(options.out / "ideas-frames.png", dpi=110)
