@@ -13,7 +13,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,8 @@ def answered(model: Any, ids: list[int], controls: list[Any], walk: int | None =
     if walk is not None:
         steps = torch.randn(trace.points.shape, generator=torch.Generator().manual_seed(walk))
         trace = replace(trace, points=steps.cumsum(0).to(trace.points))
-    beside = [Subject(control, ids, control.trace(ids)) for control in controls]
-    return ask(Subject(model, ids, trace), [asked(name) for name in ANALYSES], controls=lambda: beside)
+    beside = [partial(lambda control: Subject(control, ids, control.trace(ids)), control) for control in controls]
+    return ask(Subject(model, ids, trace), [asked(name) for name in ANALYSES], controls=beside)
 
 
 def statements(answers: Answers) -> "Iterator[Statement]":

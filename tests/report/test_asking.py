@@ -130,7 +130,12 @@ def test_controls_are_asked_in_the_background_what_they_are_asked_alone() -> Non
     others = [rs.load(untrained=True, seed=seed) for seed in (1, 2)]
     beside = [Subject(one, TEXT, one.trace(TEXT)) for one in others]
     heard: list[int] = []
-    answers = ask(subject(), asks, controls=lambda: beside, hear=lambda so_far: heard.append(len(so_far.controls)))
+    answers = ask(
+        subject(),
+        asks,
+        controls=[lambda one=one: one for one in beside],
+        hear=lambda so_far: heard.append(len(so_far.controls)),
+    )
     assert heard == [2, 2, 2]
     assert [sorted(one.found) for one in answers.controls] == [["clusters", "geometry_kept"]] * 2
     for one, control in zip(beside, answers.controls, strict=True):
@@ -143,8 +148,8 @@ def test_controls_are_asked_in_the_background_what_they_are_asked_alone() -> Non
 
 
 def test_a_control_that_cannot_be_made_says_so_in_one_line() -> None:
-    def none() -> list[Subject]:
+    def none() -> Subject:
         raise rs.RheoscopeError("no room for a control")
 
     with pytest.raises(rs.RheoscopeError, match="no room for a control"):
-        ask(subject(), [Ask("clusters")], controls=none)
+        ask(subject(), [Ask("clusters")], controls=[none])

@@ -43,8 +43,8 @@ class Subject:
         }[name]
 
 
-Beside = Callable[[], Sequence[Subject]]
-"""Makes the controls of a text, when somebody asks for them."""
+Beside = Sequence[Callable[[], Subject]]
+"""Each makes a control of a text, when somebody asks for it."""
 
 
 def _no_settings(so_far: Answers) -> dict[str, Settings]:
@@ -75,15 +75,14 @@ def ask(
     subject: Subject,
     asks: Sequence[Ask],
     nulls: bool = True,
-    controls: Beside = tuple,
+    controls: Beside = (),
     hear: Hear = lambda so_far: None,
     tell: Tell | None = None,
 ) -> Answers:
     """Ask everything; an analysis that refuses this text is left out, with its reason.
 
     `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
-    `controls` gives the same text in untrained models; they are made and asked what `CONTROLLED` says, without nulls, in a thread
-    of their own.
+    `controls` make the same text in untrained models; they are asked what `CONTROLLED` says, without nulls, in a thread of their own.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
@@ -119,23 +118,24 @@ Known = tuple[tuple[Subject, Answers], ...]
 def controlled(controls: Beside, asks: Sequence[Ask]) -> "Iterator[dict[str, Future[Known]]]":
     """What the controls say, by the name of the analysis: asked one after the other on a core that the text itself leaves idle."""
     names = [one for one in asks if one.name in CONTROLLED]
-    if controls is tuple or not names:
+    if not controls or not names:
         yield {}
         return
     background = ThreadPoolExecutor(1)
     try:
-        last = background.submit(lambda: tuple((control, begun(control, nulls=False)) for control in controls()))
+        last: Future[Known] = background.submit(tuple)
         known: dict[str, Future[Known]] = {}
         for one in names:
-            last = known[one.name] = background.submit(_further, last, one)
+            last = known[one.name] = background.submit(_further, last, one, controls)
         yield known
     finally:
         background.shutdown(cancel_futures=True)
 
 
-def _further(before: "Future[Known]", one: Ask) -> Known:
-    """The controls, as many as this analysis is asked of having been asked."""
+def _further(before: "Future[Known]", one: Ask, controls: Beside) -> Known:
+    """The controls, as many as this analysis is asked of having been made and asked."""
     known, many = before.result(), CONTROLLED[one.name]
+    known += tuple((made := make(), begun(made, nulls=False)) for make in controls[len(known) : many])
     return tuple(
         (control, _asked(control, one, answers, None) if at < many else answers)
         for at, (control, answers) in enumerate(known)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +59,9 @@ def run(
     files: Files,
     fast: bool = False,
     explain: bool = False,
-    controls: Callable[[], Sequence[Model]] = tuple,
+    controls: Sequence[Callable[[], Model]] = (),
 ) -> None:
-    """One command on one text, or on weights alone; `controls` makes untrained models that the text is put through too."""
+    """One command on one text, or on weights alone; `controls` make untrained models that the text is put through too."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -100,7 +101,7 @@ def _answered(
     files: Files,
     fast: bool,
     terminal: Terminal,
-    controls: Callable[[], Sequence[Model]] = tuple,
+    controls: Sequence[Callable[[], Model]] = (),
 ) -> Answers:
     """Everything asked, told as it is known; a job that has nothing to tell says why."""
     trace = None if said is None else model.trace(said)
@@ -117,12 +118,17 @@ def _answered(
         return ask(subject, asks, not fast, _beside(controls, said), hear, tell)
 
 
-def _beside(controls: Callable[[], Sequence[Model]], said: str | None) -> Beside:
+def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside:
     """The text in every control; where there is none, nothing to wait for."""
-    if said is None or controls is tuple:
-        return tuple
+    if said is None or not controls:
+        return ()
     leave_a_core()
-    return lambda: [Subject(control, said, control.trace(said)) for control in controls()]
+
+    def put_through(make: Callable[[], Model]) -> Subject:
+        control = make()
+        return Subject(control, said, control.trace(said))
+
+    return [partial(put_through, make) for make in controls]
 
 
 def _write(console: "Console", answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rheoscope.report.threads import use_idle_cores
@@ -65,13 +66,11 @@ LARGE = 30_000_000
 
 def untrained_controls(
     model: "Running", source: str | None, device: str | None, dtype: str | None, count: int | None = None
-) -> "Callable[[], Sequence[Running]]":
-    """Makes the same architecture at initial weights: as often as is asked for, or as the size of the model allows."""
+) -> "Sequence[Callable[[], Running]]":
+    """Each makes the same architecture at initial weights: as often as is asked for, or as the size of the model allows."""
     from rheoscope.opening import load
     from rheoscope.report.asking import MOST
 
     weights = sum(weight.numel() for weight in model.network.parameters())
     many = count if count is not None else MOST if weights < LARGE else 1
-    if not many:
-        return tuple
-    return lambda: [load(source, device=device, dtype=dtype, untrained=True, seed=seed) for seed in range(many)]
+    return [partial(load, source, device=device, dtype=dtype, untrained=True, seed=seed) for seed in range(many)]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -307,7 +308,7 @@ def verdicts(model: Model, trace: Trace, controls: Sequence[Model] = ()) -> "xar
     check_made_by(model, trace)
     text = trace.text or trace.ids
     needed = dict.fromkeys(name for one in QUESTIONS for name in one.needs)
-    beside: Beside = (lambda: [Subject(one, text, one.trace(trace.ids)) for one in controls]) if controls else tuple
+    beside: Beside = [partial(lambda one: Subject(one, text, one.trace(trace.ids)), one) for one in controls]
     return dataset_of(ask(Subject(model, text, trace), [asked(name) for name in needed], controls=beside))
 
 
