@@ -20,7 +20,7 @@ from rheoscope.report.plot.heads import COLOURS
 from rheoscope.report.tell.layers import columns
 from rheoscope.report.tell.short import short
 from rheoscope.report.usual import DRAWS
-from tests.report.cases import TEXT, Parts, answered, model, told
+from tests.report.cases import TEXT, Parts, answered, model, small, told
 
 SECOND = "The sky is blue and the sea is green, and all the ships on it are old."
 FLOW = JOBS["flow"]
@@ -90,15 +90,15 @@ def test_the_table_holds_every_number_of_every_layer(html: str) -> None:
     "text", ["<script>alert(1)</script>", "a & b \"quoted\" 'so' </svg></title> $x$ <b>", "\x00\x1b[31m red"]
 )
 def test_a_text_stays_a_text(text: str) -> None:
-    page = page_of(FLOW, told(text)).html()
-    parts = Parts(page)
+    answers = answered(FLOW, text, of=small())
+    parts = Parts(page_of(FLOW, answers).html())
     plain = Parts(page_of(FLOW, told()).html())
     assert {tag for tag, _ in parts.elements} <= {tag for tag, _ in plain.elements}
     assert parts.count("script") == 1
     assert "alert(1)" not in "".join(parts.texts["script"])
     assert not any(name.startswith("on") for _, attrs in parts.elements for name in attrs)
     assert "\x1b" not in "".join((*parts.texts["li"], *parts.texts["h1"]))
-    assert parts.count("li") >= len(told(text).text)
+    assert parts.count("li") >= len(answers.text)
 
 
 def test_a_token_stays_a_token() -> None:
@@ -143,14 +143,14 @@ def test_what_was_asked_several_times_is_drawn_once() -> None:
 
 
 def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path: Path) -> None:
-    trace, path = model().trace("The keys to the cabinet"), tmp_path / "new" / "report.html"
-    assert rs.save_report(model(), trace, path, space="sphere") == f"wrote {path}"
+    trace, path = small().trace("The keys to the cabinet"), tmp_path / "new" / "report.html"
+    assert rs.save_report(small(), trace, path, space="sphere") == f"wrote {path}"
     assert "<dd>sphere</dd>" in path.read_text()
-    assert rs.save_report(model(), trace, str(path)) == f"replaced {path}"
+    assert rs.save_report(small(), trace, str(path)) == f"replaced {path}"
     assert "<dd>sphere</dd>" not in path.read_text()
     assert "numbers were held against chance" in path.read_text()
     with pytest.raises(rs.RheoscopeError, match="a report is about one Trace, got list"):
-        rs.save_report(model(), [trace], path)
+        rs.save_report(small(), [trace], path)
 
 
 # Every command has a page, and every page is made of answers alone

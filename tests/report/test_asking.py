@@ -11,7 +11,7 @@ import rheoscope as rs
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Ask, Subject, answer, ask, with_settings
 from rheoscope.report.jobs import JOBS
-from tests.report.cases import TEXT, model, told
+from tests.report.cases import TEXT, model, small, told
 
 
 def subject(text: str = TEXT) -> Subject:
@@ -115,11 +115,12 @@ def test_in_a_hurry_nothing_is_drawn_for_a_null(monkeypatch: pytest.MonkeyPatch)
 
     for name in ("rand", "randn", "randint", "randperm"):
         monkeypatch.setattr(torch, name, heard(name))
-    answers = ask(subject(), JOBS["flow"].asks({}), nulls=False, tell=tell)
+    of = small()
+    answers = ask(Subject(of, TEXT, of.trace(TEXT)), JOBS["flow"].asks({}), nulls=False, tell=tell)
     assert set(drawn) == METHOD
     assert not answers.nulls
     assert {name: one.attrs["draws"] for name, one in answers.found.items() if one.attrs.get("draws")} == {}
-    assert set(answers.found) == set(told().found)
+    assert {*answers.found, *answers.left_out} == {*told().found, *told().left_out}
     drawn.clear()
     ask(subject(), [Ask("transport"), Ask("agreement")], tell=tell)
     assert set(drawn) == {"transport", "agreement"}

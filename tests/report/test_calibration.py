@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.calibration import KINDS, said_of
 
-SHAPES = ("gpt2", "llama, grouped keys")
+SHAPES = ("llama, grouped keys",)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
