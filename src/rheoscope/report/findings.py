@@ -113,8 +113,8 @@ def giants(answers: Answers) -> Statement | None:
         f"{100 * float(sinks.coordinate_share[top, 0]):.0f} % of it in coordinate {int(sinks.coordinate[top, 0])}, "
         f"and up to {100 * mass:.0f} % of a layer's attention goes to it ({100 * even:.0f} % where all get the same)."
     )
-    one = from_moments(text, "massive_tokens", math.log(largest), 0.0, spread, sinks.attrs["n"] * sinks.sizes["point"])
-    return one
+    tries = sinks.attrs["n"] * sinks.sizes["point"]
+    return from_moments(text, "massive_tokens", math.log(largest), 0.0, spread, tries)
 
 
 OF_OPERATORS = {

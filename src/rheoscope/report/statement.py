@@ -1,18 +1,16 @@
 """A statement and its chance: a number, what its null gives, and how often chance alone would go as far."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from rheoscope.report.answers import Answers
-from rheoscope.space.chance import student_p, student_tail, two_sided
+from rheoscope.space.chance import student, student_p, two_sided
 
 LEVEL = 0.05
 """How often a text of noise may get any statement at all: a statement is sure when its p, times all that were tested, is below."""
-Candidate = Callable[[Answers], list["Statement"]]
 Values = np.ndarray | Sequence[float]
 
 
@@ -71,5 +69,5 @@ def from_units(text: str, analysis: str, values: Values, null: float) -> Stateme
     if len(seen) < 3 or not seen.std():
         return Statement(text, analysis, float(seen.mean()) if len(seen) else null, null, float("nan"), float("nan"))
     error = float(seen.std(ddof=1)) / math.sqrt(len(seen))
-    p = float(student_tail(torch.tensor((seen.mean() - null) / error, dtype=torch.float64), len(seen) - 1))
+    p = float(student(torch.tensor((seen.mean() - null) / error, dtype=torch.float64), len(seen) - 1))
     return Statement(text, analysis, float(seen.mean()), null, error, p)

@@ -135,18 +135,7 @@ def student_p(own: Float[Tensor, "*h"], drawn: Float[Tensor, "draw *h"]) -> Floa
         return torch.full_like(own, torch.nan)
     mean, spread = drawn.mean(0), drawn.std(0)
     t = (own - mean) / torch.where(spread > 1e-9 * drawn.abs().amax(0), spread, torch.nan)
-    return student_tail(t / math.sqrt(1 + 1 / len(drawn)), len(drawn) - 1)
-
-
-def student_tail(t: Float[Tensor, "*h"], freedom: int) -> Float[Tensor, "*h"]:
-    """How often Student's t lies as far from 0.
-
-    >>> round(float(student_tail(torch.tensor(2.262), 9)), 3)
-    0.05
-    """
-    from scipy.special import stdtr
-
-    return torch.as_tensor(2 * stdtr(freedom, -t.abs().cpu().numpy())).to(t)
+    return student(t / math.sqrt(1 + 1 / len(drawn)), len(drawn) - 1)
 
 
 def pooled_p(own: Float[Tensor, "*h"], drawn: Float[Tensor, "draw *h"]) -> Float[Tensor, "*h"]:
