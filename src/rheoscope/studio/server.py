@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
@@ -20,9 +21,12 @@ from rheoscope.studio import facts, looks, particles, wire
 from rheoscope.studio.download import csv_of
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.safety import App, Guard, Rules
-from rheoscope.studio.session import Entry, MissingError, Opened, Session
+from rheoscope.studio.session import UNTRAINED, Entry, Session
 from rheoscope.studio.stored import Stored
-from rheoscope.studio.work import BusyError, Cancelled, Job
+from rheoscope.studio.work import BusyError, Cancelled, Job, MissingError
+
+if TYPE_CHECKING:
+    import xarray
 
 T = TypeVar("T")
 BINARY, JSON = "application/octet-stream", "application/json"
@@ -57,14 +61,76 @@ class Pair(Asked):
     key: Number
 
 
+# What the routes stand on
+
+
+@dataclass(frozen=True, eq=False)
+class Studio:
+    """The state of the server, and the example that the page opens on."""
+
+    session: Session
+    stored: Stored | None
+
+    def kept(self, trace: str, path: str, kind: str) -> bytes | None:
+        """A stored answer about the example, until the example itself is there."""
+        if self.stored is None or self.session.cache.get(trace) is not None:
+            return None
+        return self.stored.answer(trace + path, kind)
+
+    async def entry(self, name: str) -> Entry:
+        """The text of an id; the example is computed when more is asked of it than is stored."""
+        if self.session.cache.get(name) is None and self.stored is not None and name == self.stored.id:
+            await self.trace(self.stored.model["id"], self.stored.text, [])
+        return self.session.entry(name)
+
+    async def trace(self, model: str, text: str, edits: list[Edit]) -> tuple[Entry, bool]:
+        """A text in a model; whoever asks before the model is open waits."""
+        opened = self.session.opened(model)
+        network = await asyncio.wrap_future(opened.job.result)
+        return await self.quickly(lambda: self.session.trace(opened, network, text, edits))
+
+    async def quickly(self, work: Callable[[], T]) -> T:
+        """Work of a moment, in the lane for it."""
+        return await asyncio.wrap_future(self.session.queue.begin("quick", "a look", lambda job: work()).result)
+
+    async def answer(self, trace: str, name: str, request: Request) -> tuple[Entry, "xarray.Dataset"]:
+        """The Dataset of an analysis, waited for; the work ends when the last who waits is gone."""
+        entry = await self.entry(trace)
+        job = await asyncio.to_thread(self.session.analysis, entry, name, dict(request.query_params))
+        if not isinstance(job, Job):
+            return entry, job
+        held = self.session.queue.hold(job)
+        try:
+            waiting = asyncio.wrap_future(job.result)
+            while not (await asyncio.wait([waiting], timeout=0.5))[0]:
+                if await request.is_disconnected():
+                    raise Cancelled
+            return entry, waiting.result()
+        finally:
+            self.session.queue.release(held)
+
+    def models(self) -> list[dict[str, Any]]:
+        """Models that were opened; of the example's, what is stored, until it is open."""
+        told = {name: one.told for name, one in list(self.session.models.items())}
+        if self.stored is not None and not told.get(self.stored.model["id"], {}).get("ready"):
+            told[self.stored.model["id"]] = self.stored.model
+        return list(told.values())
+
+
+def _studio(request: Request) -> Studio:
+    return request.app.state.studio
+
+
+Here = Annotated[Studio, Depends(_studio)]
+router = APIRouter(prefix="/api")
+
+
 def create(session: Session, rules: Rules, static: Path | None = None, stored: Stored | None = None) -> App:
-    """The app with everything that stands before it; `static` is the built page, `stored` the example it opens on."""
+    """The app with everything that stands before it; `static` is the built page."""
     app = FastAPI(title="Rheoscope studio", version=__version__, docs_url=None, redoc_url=None)
+    app.state.studio = Studio(session, stored)
     answer_errors(app)
-    models_of(app, session, stored)
-    traces_of(app, session, stored)
-    looks_of(app, session, stored)
-    jobs_of(app, session)
+    app.include_router(router)
     if static is not None:
         app.mount("/", StaticFiles(directory=static, html=True))
     return Guard(app, rules)
@@ -133,191 +199,160 @@ def streamed(job: Job) -> Response:
 # Models
 
 
-def models_of(app: FastAPI, session: Session, stored: Stored | None) -> None:
-    def listed() -> list[dict[str, Any]]:
-        told = {name: one.told for name, one in list(session.models.items())}
-        if stored is not None and not told.get(stored.model["id"], {}).get("ready"):
-            told[stored.model["id"]] = stored.model
-        return list(told.values())
-
-    @app.get("/api/state")
-    def state() -> Response:
-        return said(facts.of_state(session, listed(), session.first, None if stored is None else stored.id))
-
-    @app.get("/api/models")
-    def models() -> Response:
-        recent = list(dict.fromkeys(one.source for one in reversed(list(session.models.values()))))
-        return said({"models": listed(), "recent": recent, "sources": session.sources.listed()})
-
-    @app.post("/api/models")
-    def open_model(body: OpenModel) -> Response:
-        opened = session.open(body.source, body.untrained)
-        return said({"job": session.queue.hold(opened.job), "model": opened.told})
-
-    @app.get("/api/catalogue")
-    def catalogue() -> Response:
-        return said(facts.of_catalogue())
+@router.get("/state")
+def state(studio: Here) -> Response:
+    example = None if studio.stored is None else studio.stored.id
+    return said(facts.of_state(studio.session, studio.models(), studio.session.first, example))
 
 
-async def model_of(session: Session, opened: Opened) -> Any:
-    """The open model; whoever asks before it is open waits."""
-    return await asyncio.wrap_future(opened.job.result)
+@router.get("/models")
+def models(studio: Here) -> Response:
+    session = studio.session
+    recent = list(dict.fromkeys(one.source for one in reversed(list(session.models.values()))))
+    return said({"models": studio.models(), "recent": recent, "sources": session.sources.listed()})
 
 
-async def quickly(session: Session, name: str, work: Callable[[], T]) -> T:
-    """Work of a moment, in the lane for it."""
-    return await asyncio.wrap_future(session.queue.begin("quick", name, lambda job: work()).result)
+@router.post("/models")
+def open_model(studio: Here, body: OpenModel) -> Response:
+    opened = studio.session.open(body.source, body.untrained)
+    return said({"job": studio.session.queue.hold(opened.job), "model": opened.told})
 
 
-async def found(session: Session, stored: Stored | None, name: str) -> Entry:
-    """The text of an id; the stored example is computed when more is asked of it than is stored."""
-    entry = session.cache.get(name)
-    if entry is not None or stored is None or name != stored.id:
-        return entry if entry is not None else session.entry(name)
-    opened = session.opened(stored.model["id"])
-    model = await model_of(session, opened)
-    entry, _ = await quickly(session, "the example", lambda: session.trace(opened, model, stored.text, ()))
-    return session.entry(name)
+@router.get("/catalogue")
+def catalogue() -> Response:
+    return said(facts.of_catalogue())
 
 
 # Texts
 
 
-def traces_of(app: FastAPI, session: Session, stored: Stored | None) -> None:
-    @app.post("/api/traces")
-    async def new_trace(body: NewTrace) -> Response:
-        name = (body.model or session.first).removesuffix(".untrained")
-        opened = session.opened(name + ".untrained" * (body.untrained or (body.model or "").endswith(".untrained")))
-        model = await model_of(session, opened)
-        entry, cached = await quickly(session, "trace", lambda: session.trace(opened, model, body.text, body.edits))
-        _, job = session.tell(entry, body.questions)
-        return said({"id": entry.id, "job": job, "cached": cached})
-
-    @app.get("/api/traces/{trace}")
-    async def head(trace: str) -> Response:
-        kept = None if stored is None or session.cache.get(trace) else stored.answer(trace, "json")
-        return said((await found(session, stored, trace)).head) if kept is None else Response(kept, media_type=JSON)
-
-    @app.get("/api/traces/{trace}/events")
-    async def trace_events(trace: str) -> Response:
-        entry = await found(session, stored, trace)
-        return streamed(entry.job or session.tell(entry)[0])
-
-    @app.get("/api/traces/{trace}/verdicts")
-    async def verdicts(trace: str) -> Response:
-        kept = None if stored is None or session.cache.get(trace) else stored.answer(f"{trace}/verdicts", "json")
-        if kept is not None:
-            return Response(kept, media_type=JSON)
-        return said(facts.of_verdicts((await found(session, stored, trace)).so_far))
-
-    @app.get("/api/traces/{trace}/points")
-    async def points(trace: str, axes: str = "all", space: str = "sphere") -> Response:
-        usual = axes == "all" and space == "sphere" and stored is not None and not session.cache.get(trace)
-        kept = stored.answer(f"{trace}/points", "bin") if usual and stored is not None else None
-        if kept is not None:
-            return sent(kept)
-        entry = await found(session, stored, trace)
-        return sent(await quickly(session, "points", lambda: looks.cloud(session, entry, axes, space)))
+@router.post("/traces")
+async def new_trace(studio: Here, body: NewTrace) -> Response:
+    asked = body.model or studio.session.first
+    name = asked.removesuffix(UNTRAINED) + UNTRAINED * (body.untrained or asked.endswith(UNTRAINED))
+    entry, cached = await studio.trace(name, body.text, body.edits)
+    return said({"id": entry.id, "job": studio.session.tell(entry, body.questions)[1], "cached": cached})
 
 
-# One analysis, one head, one token
+@router.get("/traces/{trace}")
+async def head(studio: Here, trace: str) -> Response:
+    kept = studio.kept(trace, "", "json")
+    return said((await studio.entry(trace)).head) if kept is None else Response(kept, media_type=JSON)
 
 
-def looks_of(app: FastAPI, session: Session, stored: Stored | None) -> None:
-    async def waited(trace: str, name: str, request: Request) -> tuple[Entry, Any]:
-        """The Dataset of an analysis; the work ends when its last listener is gone."""
-        entry = await found(session, stored, trace)
-        job = await asyncio.to_thread(session.analysis, entry, name, dict(request.query_params))
-        if not isinstance(job, Job):
-            return entry, job
-        held = session.queue.hold(job)
-        try:
-            waiting = asyncio.wrap_future(job.result)
-            while not (await asyncio.wait([waiting], timeout=0.5))[0]:
-                if await request.is_disconnected():
-                    raise Cancelled
-            return entry, waiting.result()
-        finally:
-            session.queue.release(held)
-
-    @app.get("/api/traces/{trace}/analyses/{name}.csv")
-    async def as_csv(trace: str, name: str, request: Request) -> Response:
-        text = csv_of((await waited(trace, name, request))[1])
-        return Response(text, media_type="text/csv", headers=_saved_as(f"{name}.csv"))
-
-    @app.get("/api/traces/{trace}/analyses/{name}.json")
-    async def as_json_file(trace: str, name: str, request: Request) -> Response:
-        value = as_json((await waited(trace, name, request))[1])
-        return Response(wire.written(value), media_type=JSON, headers=_saved_as(f"{name}.json"))
-
-    @app.get("/api/traces/{trace}/analyses/{name}")
-    async def analysis(trace: str, name: str, request: Request) -> Response:
-        plain = stored is not None and not request.query_params and not session.cache.get(trace)
-        kept = stored.answer(f"{trace}/analyses/{name}", "bin") if plain and stored is not None else None
-        if kept is not None:
-            return sent(kept)
-        entry, dataset = await waited(trace, name, request)
-        return sent(await quickly(session, "picture", lambda: session.packed(entry, dataset)))
-
-    @app.post("/api/traces/{trace}/analyses/{name}")
-    async def begin_analysis(trace: str, name: str, request: Request) -> Response:
-        entry = await found(session, stored, trace)
-        job = await asyncio.to_thread(session.analysis, entry, name, dict(request.query_params))
-        return said({"job": session.queue.hold(job) if isinstance(job, Job) else None})
-
-    @app.get("/api/traces/{trace}/weights/{layer}/{head}")
-    async def weights(trace: str, layer: Number, head: Number, kind: str = "weights") -> Response:
-        plain = kind == "weights" and stored is not None and not session.cache.get(trace)
-        kept = stored.answer(f"{trace}/weights/{layer}/{head}", "bin") if plain and stored is not None else None
-        if kept is not None:
-            return sent(kept)
-        entry = await found(session, stored, trace)
-        return sent(await quickly(session, "map", lambda: looks.head_map(entry, layer, head, kind)))
-
-    @app.get("/api/traces/{trace}/spectrum/{layer}/{head}")
-    async def spectrum(trace: str, layer: Number, head: Number) -> Response:
-        return await look(trace, lambda entry: looks.spectrum(entry, layer, head))
-
-    @app.post("/api/traces/{trace}/attribution")
-    async def attribution(trace: str, body: Pair) -> Response:
-        return await look(trace, lambda entry: looks.why(entry, body.layer, body.head, body.query, body.key))
-
-    @app.get("/api/traces/{trace}/token/{position}")
-    async def token(trace: str, position: Number) -> Response:
-        return await look(trace, lambda entry: looks.token(entry, position))
-
-    async def look(trace: str, at: Callable[[Entry], dict[str, Any]]) -> Response:
-        entry = await found(session, stored, trace)
-        return said(await quickly(session, "look", lambda: at(entry)))
-
-    @app.post("/api/dynamics")
-    async def dynamics(body: particles.Asked) -> Response:
-        return sent(await quickly(session, "dynamics", lambda: particles.dynamics(body)))
+@router.get("/traces/{trace}/events")
+async def trace_events(studio: Here, trace: str) -> Response:
+    entry = await studio.entry(trace)
+    return streamed(entry.job or studio.session.tell(entry)[0])
 
 
-def _saved_as(name: str) -> dict[str, str]:
-    return {"content-disposition": f'attachment; filename="{name}"'}
+@router.get("/traces/{trace}/verdicts")
+async def verdicts(studio: Here, trace: str) -> Response:
+    kept = studio.kept(trace, "/verdicts", "json")
+    if kept is not None:
+        return Response(kept, media_type=JSON)
+    return said(facts.of_verdicts((await studio.entry(trace)).so_far))
+
+
+@router.get("/traces/{trace}/points")
+async def points(studio: Here, trace: str, axes: str = "all", space: str = "sphere") -> Response:
+    kept = studio.kept(trace, "/points", "bin") if (axes, space) == ("all", "sphere") else None
+    if kept is not None:
+        return sent(kept)
+    entry = await studio.entry(trace)
+    return sent(await studio.quickly(lambda: looks.cloud(studio.session, entry, axes, space)))
+
+
+# Analyses
+
+
+@router.get("/traces/{trace}/analyses/{name}.csv")
+async def as_csv(studio: Here, trace: str, name: str, request: Request) -> Response:
+    _, dataset = await studio.answer(trace, name, request)
+    return Response(csv_of(dataset), media_type="text/csv", headers=_saved_as(dataset, "csv"))
+
+
+@router.get("/traces/{trace}/analyses/{name}.json")
+async def as_json_file(studio: Here, trace: str, name: str, request: Request) -> Response:
+    _, dataset = await studio.answer(trace, name, request)
+    return Response(wire.written(as_json(dataset)), media_type=JSON, headers=_saved_as(dataset, "json"))
+
+
+def _saved_as(dataset: "xarray.Dataset", kind: str) -> dict[str, str]:
+    return {"content-disposition": f'attachment; filename="{dataset.attrs["analysis"]}.{kind}"'}
+
+
+@router.get("/traces/{trace}/analyses/{name}")
+async def analysis(studio: Here, trace: str, name: str, request: Request) -> Response:
+    kept = None if request.query_params else studio.kept(trace, f"/analyses/{name}", "bin")
+    if kept is not None:
+        return sent(kept)
+    entry, dataset = await studio.answer(trace, name, request)
+    return sent(await studio.quickly(lambda: studio.session.packed(entry, dataset)))
+
+
+@router.post("/traces/{trace}/analyses/{name}")
+async def begin_analysis(studio: Here, trace: str, name: str, request: Request) -> Response:
+    entry = await studio.entry(trace)
+    job = await asyncio.to_thread(studio.session.analysis, entry, name, dict(request.query_params))
+    return said({"job": studio.session.queue.hold(job) if isinstance(job, Job) else None})
+
+
+# One head, one token
+
+
+@router.get("/traces/{trace}/weights/{layer}/{head}")
+async def weights(studio: Here, trace: str, layer: Number, head: Number, kind: str = "weights") -> Response:
+    kept = studio.kept(trace, f"/weights/{layer}/{head}", "bin") if kind == "weights" else None
+    if kept is not None:
+        return sent(kept)
+    entry = await studio.entry(trace)
+    return sent(await studio.quickly(lambda: looks.head_map(entry, layer, head, kind)))
+
+
+@router.get("/traces/{trace}/spectrum/{layer}/{head}")
+async def spectrum(studio: Here, trace: str, layer: Number, head: Number) -> Response:
+    kept = studio.kept(trace, f"/spectrum/{layer}/{head}", "json")
+    if kept is not None:
+        return Response(kept, media_type=JSON)
+    entry = await studio.entry(trace)
+    return said(await studio.quickly(lambda: looks.spectrum(entry, layer, head)))
+
+
+@router.post("/traces/{trace}/attribution")
+async def attribution(studio: Here, trace: str, body: Pair) -> Response:
+    entry = await studio.entry(trace)
+    return said(await studio.quickly(lambda: looks.why(entry, body.layer, body.head, body.query, body.key)))
+
+
+@router.get("/traces/{trace}/token/{position}")
+async def token(studio: Here, trace: str, position: Number) -> Response:
+    kept = studio.kept(trace, f"/token/{position}", "json")
+    if kept is not None:
+        return Response(kept, media_type=JSON)
+    entry = await studio.entry(trace)
+    return said(await studio.quickly(lambda: looks.token(entry, position)))
+
+
+@router.post("/dynamics")
+async def dynamics(studio: Here, body: particles.Asked) -> Response:
+    return sent(await studio.quickly(lambda: particles.dynamics(body)))
 
 
 # Jobs
 
 
-def jobs_of(app: FastAPI, session: Session) -> None:
-    def held(job: str) -> Job:
-        found = session.queue.job(job)
-        if found is None:
-            raise MissingError(f"no job {job[:40]!r} is here (any more)")
-        return found
+@router.get("/jobs/{job}")
+def follow(studio: Here, job: str) -> Response:
+    one = studio.session.queue.job(job)
+    return said({"name": one.name, "over": one.over, "told": dict(one.log.told)})
 
-    @app.get("/api/jobs/{job}")
-    def follow(job: str) -> Response:
-        one = held(job)
-        return said({"name": one.name, "over": one.over, "told": dict(one.log.told)})
 
-    @app.get("/api/jobs/{job}/events")
-    async def job_events(job: str) -> Response:
-        return streamed(held(job))
+@router.get("/jobs/{job}/events")
+async def job_events(studio: Here, job: str) -> Response:
+    return streamed(studio.session.queue.job(job))
 
-    @app.delete("/api/jobs/{job}")
-    def cancel(job: str) -> Response:
-        return said({"cancelled": session.queue.release(job)})
+
+@router.delete("/jobs/{job}")
+def cancel(studio: Here, job: str) -> Response:
+    return said({"cancelled": studio.session.queue.release(job)})

@@ -25,14 +25,13 @@ from rheoscope.studio.edits import Edit, Kept, trace_of
 from rheoscope.studio.kept import Kept as Cache
 from rheoscope.studio.settings import settings_of
 from rheoscope.studio.sources import DEFAULT, Sources
-from rheoscope.studio.work import Job, Queue
+from rheoscope.studio.work import Job, MissingError, Queue
 
 if TYPE_CHECKING:
     import xarray
 
-
-class MissingError(RheoscopeError):
-    """What is asked for is not here (any more)."""
+UNTRAINED = ".untrained"
+"""At the end of the id of a model at initial weights."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Session:
 
     def open(self, source: str, untrained: bool = False) -> Opened:
         """The model of a name, opened behind the back of whoever asks; one that failed is tried again."""
-        name = printable(source)[:200] + ".untrained" * untrained
+        name = printable(source)[:200] + UNTRAINED * untrained
         taken = self.sources.checked(source)
         with self._lock:
             known = self.models.get(name)
@@ -134,8 +133,8 @@ class Session:
         """A model by its id; one that was never opened is opened where that is allowed."""
         if name in self.models:
             return self.models[name]
-        untrained = name.endswith(".untrained")
-        return self.open(name.removesuffix(".untrained"), untrained)
+        untrained = name.endswith(UNTRAINED)
+        return self.open(name.removesuffix(UNTRAINED), untrained)
 
     # Texts
 

@@ -28,6 +28,10 @@ class BusyError(RheoscopeError):
     """More work is waiting than the server takes."""
 
 
+class MissingError(RheoscopeError):
+    """What is asked for is not here (any more)."""
+
+
 class Log:
     """What a job told so far, replayed to whoever listens late. Told by any thread, heard in any event loop."""
 
@@ -156,8 +160,12 @@ class Queue:
                 del self._held[one]
         return name
 
-    def job(self, name: str) -> Job | None:
-        return self._held.get(name)
+    def job(self, name: str) -> Job:
+        """A job by the id of one who holds it."""
+        found = self._held.get(name)
+        if found is None:
+            raise MissingError(f"no job {name[:40]!r} is here (any more)")
+        return found
 
     def release(self, name: str) -> bool:
         """Let go of a job; says whether it was still open. The last holder's release cancels it."""
