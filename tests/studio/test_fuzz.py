@@ -34,7 +34,7 @@ def test_no_request_brings_it_down(client: TestClient) -> None:
 
 def _asked_anything(client: TestClient, operation: Any, trace: str) -> None:
     @given(operation.as_strategy())
-    @settings(max_examples=5, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=3, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
     def ask(case: Any) -> None:
         for own in (case.path_parameters, {**case.path_parameters, "trace": trace}):
             case.path_parameters = own if "{trace}" in operation.path else case.path_parameters

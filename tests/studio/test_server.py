@@ -168,6 +168,14 @@ def test_a_head_and_a_score_and_a_token(client: TestClient, trace: str) -> None:
     assert written == pytest.approx(float(logits.max() - logits.mean()), abs=1e-2)
 
 
+def test_the_lens_of_every_token_after_every_step(client: TestClient, trace: str) -> None:
+    header, found = arrays(client, f"/api/traces/{trace}/lens")
+    law = small().run(TEXT).softmax(-1).detach()
+    np.testing.assert_allclose(found["probability"].values[-1], law.max(-1).values.numpy(), rtol=1e-3)
+    token = client.get(f"/api/traces/{trace}/token/4").json()
+    assert [row[4] for row in header["shown"]] == [one["shown"] for one in token["lens"]]
+
+
 def test_particles_gather(client: TestClient) -> None:
     asked = {"n": 8, "d": 4, "beta": 2.0, "steps": 60}
     for mechanism in ("softmax", "causal", "sinkhorn", "unnormalised"):

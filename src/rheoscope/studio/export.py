@@ -74,6 +74,10 @@ def answers(session: Session, entry: Entry) -> Files:
     yield f"{own}/verdicts.json", wire.written(facts.of_verdicts(entry.so_far))
     yield f"{own}/points.bin", looks.cloud(session, entry, "all", "sphere")
     yield f"{own}/points.raw.bin", looks.cloud(session, entry, "all", "raw")
+    if entry.trace.view.unembed is not None:
+        yield f"{own}/lens.bin", looks.lens(entry)
+        for at in range(len(entry.trace)):
+            yield f"{own}/token/{at}.json", wire.written(looks.token(entry, at))
     for name, dataset in entry.so_far.found.items():
         if name in TABLE:
             yield f"{own}/analyses/{name}.bin", session.packed(entry, dataset)
@@ -81,8 +85,6 @@ def answers(session: Session, entry: Entry) -> Files:
         for head in range(block.count):
             yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights")
             yield f"{own}/spectrum/{layer}/{head}.json", wire.written(looks.spectrum(entry, layer, head))
-    for at in range(len(entry.trace)):
-        yield f"{own}/token/{at}.json", wire.written(looks.token(entry, at))
 
 
 def packed(path: str, data: bytes) -> bytes:
@@ -106,3 +108,10 @@ def marked(page: str, trace: str) -> str:
     if "</head>" not in page:
         raise RheoscopeError("the built page has no head; type make studio")
     return page.replace("</head>", MARK.format(json.dumps({"trace": trace}, separators=(",", ":"))) + "</head>", 1)
+
+
+if __name__ == "__main__":  # make studio: the example that the page opens on
+    import sys
+
+    shutil.rmtree(STATIC / EXAMPLE, ignore_errors=True)
+    print(save(STATIC / EXAMPLE, sys.argv[1], page=None))
