@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +14,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import export
 from rheoscope.studio.starting import address, bound, check_built
 from rheoscope.studio.stored import Stored, stored_in
+from rheoscope.studio.wire import unpacked
 from tests.studio.cases import TEXT, Gate, one_line, posted, running
 
 
@@ -96,6 +98,17 @@ def test_the_example_is_there_before_any_model(exported: tuple[Path, str, dict[s
         gate.opens.set()
         assert client.get(f"/api/traces/{trace}/points?space=raw").content == live[f"api/traces/{trace}/points.raw.bin"]
         assert client.get(f"/api/traces/{trace}").content == live[f"api/traces/{trace}.json"]
+
+
+def test_many_maps_are_told_in_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "FINE_PAIRS", 10)
+    with running() as (session, client):
+        entry = session.entry(posted(client))
+        files = dict(export.answers(session, entry))
+        _, coarse = unpacked(files[f"api/traces/{entry.id}/weights/1/2.bin"])
+        _, fine = unpacked(client.get(f"/api/traces/{entry.id}/weights/1/2").content)
+    assert len(np.unique(coarse["map"].values)) < 66
+    np.testing.assert_allclose(coarse["map"].real, fine["map"].real, atol=0.6 * coarse["map"].scale)
 
 
 def test_an_example_gives_no_other_file(tmp_path: Path) -> None:

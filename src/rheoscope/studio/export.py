@@ -18,6 +18,8 @@ from rheoscope.studio.starting import opened
 from rheoscope.studio.stored import EXAMPLE, STATIC
 
 MARK = '<script type="application/json" id="rheoscope-export">{}</script>'
+FINE_PAIRS = 2_000_000
+"""Pairs of tokens, over all heads, beyond which maps are told in fewer steps, so that a page stays within a few megabytes."""
 Files = Iterator[tuple[str, bytes]]
 """Paths below the page, and what they hold."""
 
@@ -81,9 +83,11 @@ def answers(session: Session, entry: Entry) -> Files:
     for name, dataset in entry.so_far.found.items():
         if name in TABLE:
             yield f"{own}/analyses/{name}.bin", session.packed(entry, dataset)
+    many = len(entry.trace) ** 2 * sum(block.count for block in entry.trace.view.blocks)
+    steps = wire.FINE if many <= FINE_PAIRS else wire.COARSE
     for layer, block in enumerate(entry.trace.view.blocks):
         for head in range(block.count):
-            yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights")
+            yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights", steps)
             yield f"{own}/spectrum/{layer}/{head}.json", wire.written(looks.spectrum(entry, layer, head))
 
 

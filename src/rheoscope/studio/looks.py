@@ -36,7 +36,7 @@ def cloud(session: "Session", entry: "Entry", axes: str, space: str) -> bytes:
     return wire.packed(header, {"points": points, "star": wire.as_array(seen.star.cpu().numpy(), ["axis"])})
 
 
-def head_map(entry: "Entry", layer: int, head: int, kind: str) -> bytes:
+def head_map(entry: "Entry", layer: int, head: int, kind: str, steps: int = wire.FINE) -> bytes:
     """Weights, scores or reversed attention of a head, a byte a pair; what a query may not see is missing."""
     if kind not in KINDS:
         raise RheoscopeError(f"unknown kind {kind[:40]!r}; type one of {', '.join(KINDS)}")
@@ -53,7 +53,7 @@ def head_map(entry: "Entry", layer: int, head: int, kind: str) -> bytes:
     values = torch.where(seen, found.float(), torch.nan).cpu().numpy()
     edited = any((one.layer, one.head) == (layer, head) for one in entry.edits)
     header = {"layer": layer, "head": head, "kind": kind, "edited": edited}
-    return wire.packed(header, {"map": wire.in_bytes(values, ["query", "key"])})
+    return wire.packed(header, {"map": wire.in_bytes(values, ["query", "key"], steps)})
 
 
 @torch.no_grad()

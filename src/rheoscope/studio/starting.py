@@ -11,6 +11,7 @@ from rheoscope.opening import load
 from rheoscope.report.texts import text_of
 from rheoscope.report.threads import use_idle_cores
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.weights import settle_half_precision
 from rheoscope.studio.safety import Rules, is_loopback
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.sources import DEFAULT, Sources
@@ -69,6 +70,7 @@ def opened(model: str | None, roots: Sequence[Path] = (), limits: Limits | None 
     wrong = next((root for root in roots if not root.is_dir()), None)
     if wrong is not None:
         raise RheoscopeError(f"{wrong} is no directory; type --root with one that holds models")
+    settle_half_precision()  # before there are threads: how warnings are caught is the whole process's
     first = model or DEFAULT
     named = () if model is None else (model,)
     session = Session(load, Sources(named, tuple(roots)), limits or Limits(), first)
