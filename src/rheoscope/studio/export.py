@@ -15,7 +15,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import facts, looks, wire
 from rheoscope.studio.session import Entry, Session
 from rheoscope.studio.starting import opened
-from rheoscope.studio.stored import EXAMPLE, STATIC
+from rheoscope.studio.stored import EXAMPLE, STATIC, inflated
 
 MARK = '<script type="application/json" id="rheoscope-export">{}</script>'
 FINE_PAIRS = 2_000_000
@@ -92,14 +92,14 @@ def answers(session: Session, entry: Entry) -> Files:
 
 
 def packed(path: str, data: bytes) -> bytes:
-    """Binary answers are compressed as files: no web server needs to know how."""
-    return gzip.compress(data, 9, mtime=0) if path.endswith(".bin") else data
+    """Answers of which there are many are compressed as files: no web server needs to know how."""
+    many = path.endswith(".bin") or "/token/" in path or "/spectrum/" in path
+    return gzip.compress(data, 9, mtime=0) if many else data
 
 
 def script(files: dict[str, bytes]) -> bytes:
-    """Every answer in one classic script, which a page that was opened from disk may read; JSON compressed there too."""
-    small = {path: data if path.endswith(".bin") else gzip.compress(data, 9, mtime=0) for path, data in files.items()}
-    told = {path: base64.b64encode(data).decode() for path, data in small.items()}
+    """Every answer in one classic script, which a page that was opened from disk may read; all of them compressed."""
+    told = {path: base64.b64encode(gzip.compress(inflated(data), 9, mtime=0)).decode() for path, data in files.items()}
     return f"window.RHEOSCOPE_FILES={json.dumps(told, separators=(',', ':'))};\n".encode()
 
 

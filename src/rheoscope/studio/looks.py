@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KINDS = ("weights", "scores", "reversed")
 LARGEST_MAP = 1024
-PAIRS, WRITERS = 60, 24
+PAIRS, WRITERS = 60, 12
 """Pairs of components that a score is told as, and components that a logit is; the rest is one sum."""
 
 

@@ -26,7 +26,12 @@ class Stored:
         file = (self.folder / "api" / "traces" / f"{path}.{kind}").resolve()
         if not path.startswith(self.id) or not file.is_relative_to(self.folder.resolve()) or not file.is_file():
             return None
-        return gzip.decompress(file.read_bytes()) if kind == "bin" else file.read_bytes()
+        return inflated(file.read_bytes())
+
+
+def inflated(data: bytes) -> bytes:
+    """A file of an export as it would travel: most are compressed as a whole, and say so in their first two bytes."""
+    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
 def stored_in(folder: Path) -> Stored | None:

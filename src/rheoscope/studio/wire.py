@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAGIC = b"RHEO"
 EDGE = 8
 """Arrays begin at multiples of so many bytes, as typed arrays of a browser want it."""
-MISSING, FINE, COARSE = 255, 254, 63
+MISSING, FINE, COARSE = 255, 254, 31
 """The byte that stands for no value, and steps from the least to the largest value of a map; the coarse one compresses well."""
 LARGEST = 4_000_000
 """Bytes of one field beyond which it is named and not sent."""
