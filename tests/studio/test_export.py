@@ -15,7 +15,7 @@ from rheoscope.studio import export
 from rheoscope.studio.starting import address, bound, check_built
 from rheoscope.studio.stored import Stored, inflated, stored_in
 from rheoscope.studio.wire import unpacked
-from tests.studio.cases import TEXT, Gate, one_line, posted, running
+from tests.studio.cases import TEXT, Gate, one_line, posted, running, told
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,16 @@ def test_the_example_is_there_before_any_model(exported: tuple[Path, str, dict[s
             path = file.rsplit(".", 1)[0].replace("points.raw", "points?space=raw")
             if "raw" not in file:
                 assert client.get(f"/{path}").content == answer, file
+        events = told(client.get(f"/api/traces/{trace}/events").text)
+        assert [name for name, _ in events if name != "known"] == ["head", *["verdict"] * 7, "done"]
+        assert json.loads(events[0][1])["id"] == trace
         assert not session.models["default"].job.over
         gate.opens.set()
         assert client.get(f"/api/traces/{trace}/points?space=raw").content == live[f"api/traces/{trace}/points.raw.bin"]
-        assert client.get(f"/api/traces/{trace}").content == live[f"api/traces/{trace}.json"]
+        assert posted(client) == trace
+        answer = client.post("/api/traces", json={"text": TEXT}).json()
+        assert told(client.get(f"/api/jobs/{answer['job']}/events").text)[-1][0] == "done"
+        assert not session.entry(trace).so_far.found  # its questions are answered already, nothing is asked again
 
 
 def test_many_maps_are_told_in_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:

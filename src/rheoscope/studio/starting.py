@@ -60,7 +60,9 @@ def start(model: str | None, host: str, port: int | None, open_page: bool, roots
     if open_page:
         webbrowser.open(page)
     try:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False)).run(sockets=[listening])
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)).run(
+            sockets=[listening]
+        )
     finally:
         session.close()
 
