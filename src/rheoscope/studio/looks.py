@@ -118,7 +118,7 @@ def token(entry: "Entry", position: int) -> dict[str, Any]:
     parts = {name: float(part) for name, part in attribution(trace, at, target).items()}
     if entry.edits:
         parts["edit"] = _logit(entry, at, target) - sum(parts.values())
-    largest = sorted(parts, key=lambda name: -abs(parts[name]))
+    largest = sorted(parts, key=lambda name: (name != "edit", -abs(parts[name])))
     written = [{"component": name, "logits": rounded(parts[name])} for name in largest[:WRITERS]]
     rest = rounded(sum(parts[name] for name in largest[WRITERS:]))
     return {

@@ -208,9 +208,8 @@ def state(studio: Here) -> Response:
 
 @router.get("/models")
 def models(studio: Here) -> Response:
-    session = studio.session
-    recent = list(dict.fromkeys(one.source for one in reversed(list(session.models.values()))))
-    return said({"models": studio.models(), "recent": recent, "sources": session.sources.listed()})
+    sources = studio.session.sources
+    return said({"models": studio.models(), "recent": sources.recent(), "sources": sources.listed()})
 
 
 @router.post("/models")

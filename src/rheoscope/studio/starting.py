@@ -14,7 +14,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.weights import settle_half_precision
 from rheoscope.studio.safety import Rules, is_loopback
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.sources import DEFAULT, Sources
+from rheoscope.studio.sources import DEFAULT, Sources, memory_file
 from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
 
 PORT = 8642
@@ -75,7 +75,7 @@ def opened(model: str | None, roots: Sequence[Path] = (), limits: Limits | None 
     settle_half_precision()  # before there are threads: how warnings are caught is the whole process's
     first = model or DEFAULT
     named = () if model is None else (model,)
-    session = Session(load, Sources(named, tuple(roots)), limits or Limits(), first)
+    session = Session(load, Sources(named, tuple(roots), memory_file()), limits or Limits(), first)
     session.open(first)
     return session
 
