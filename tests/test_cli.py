@@ -171,7 +171,7 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
         "distortion",
         "fixed_point",
     }
-    assert set(told) == flow | covers | {"findings", "verdicts"}
+    assert set(told) == flow | covers | {"findings", "verdicts", "written_by"}
     assert told["findings"]["attrs"]["tested"] > 5
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
 
@@ -195,9 +195,9 @@ def test_a_report_is_never_overwritten_in_silence(models: Path, tmp_path: Path) 
     told = json.loads((tmp_path / "both.json").read_text())
     assert told["readout"]["attrs"]["text"] == "the keys to"
     assert told["compared"]["readout"]["attrs"]["text"] == "the key"
-    again = rheoscope("the keys", "--html", "report.html", "--space", "sphere", *far, cwd=tmp_path)
-    assert "replaced report.html" in again.stdout
-    assert "<dd>sphere</dd>" in (tmp_path / "report.html").read_text()
+    again = rheoscope("the keys", "--html", "report-2.html", "--space", "sphere", *far, cwd=tmp_path)
+    assert "replaced report-2.html" in again.stdout
+    assert "<dd>sphere</dd>" in (tmp_path / "report-2.html").read_text()
 
 
 def test_a_text_from_a_file_and_no_report(models: Path, tmp_path: Path) -> None:

@@ -158,13 +158,17 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
     """Store what a new run trains, or refuse to go on with another recipe or another vocabulary."""
     file, now = out / RECIPE, json.loads(json.dumps(recipe))
     if folder is None:
-        if (out / checkpoint.WEIGHTS).exists() and not file.exists():
-            raise RheoscopeError(f"{out} holds a model that was not trained there; type another --out")
         with writing(out):
             write_file(file, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
         return
     held = json.loads(file.read_text()) if file.exists() else now
     _same_vocabulary(folder, held["config"], now["config"], tokenizer)
+    same_recipe(out, held, now)
+
+
+def same_recipe(out: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on with another recipe than the one that is held, by the first setting that differs."""
+    now = json.loads(json.dumps(now))
     for before, after in ((held, now), (held["config"], now["config"])):
         for name in sorted(set(before) | set(after) - {"config"}):
             if name != "config" and before.get(name) != after.get(name):

@@ -1,6 +1,7 @@
 """`rheoscope train` as a person sees it: recipes in a table, a bar while it learns, one line at the end."""
 
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.models import state
 from rheoscope.models.recipes import RECIPES, Recipe, recipe, setting
+from rheoscope.models.run_directory import check_out
 from rheoscope.models.sources import corpus_for
 from rheoscope.models.task import task_of
 from rheoscope.models.train import Figures, Place, Tell, placed, train
@@ -77,8 +79,9 @@ def show(
     """What `rheoscope train` does: prepare the data, train or go on training, say what to type next."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
     wanted = recipe(name).but(**changes)
-    check_out(out)
     with placed(device) as place:
+        if place.first:
+            check_out(out, wanted.told())
         try:
             line = _trained(wanted, data, held_out, out, device, tensorboard, place)
         except KeyboardInterrupt:
@@ -99,14 +102,28 @@ def _trained(
     place: Place,
 ) -> str:
     """Prepare, train, and the line that ends it."""
-    with preparing(place.first) as told:
+    with preparing(place.first) as told, _undone(out, place):
         corpus = corpus_for(wanted, data, held_out, out / "data", place, told)
+        task = task_of(corpus, wanted)
+        task.check(wanted)
     begun = state.kept_step(out)
     finished = begun == wanted.steps
     with learning(wanted, out, begun, place.first, tensorboard) as tell:
-        figures = train(wanted, task_of(corpus, wanted), out, corpus.tokenizer, device, tell=tell, say=_say)
+        figures = train(wanted, task, out, corpus.tokenizer, device, tell=tell, say=_say)
     did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
     return f"{did} (held out: {described(figures)}, at step {figures['step']:,}); type {next_words(wanted, out)}"
+
+
+@contextmanager
+def _undone(out: Path, place: Place) -> Iterator[None]:
+    """Around what is done before training: where data are refused, a directory that was not there is not there again."""
+    new = place.first and not out.exists()
+    try:
+        yield
+    except RheoscopeError:
+        if new:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
 
 
 def next_words(trained: Recipe, out: Path) -> str:
@@ -122,12 +139,6 @@ def next_words(trained: Recipe, out: Path) -> str:
         if trained.config.form == "encoder"
         else f'rheoscope generate --model {named} "…"'
     )
-
-
-def check_out(out: Path) -> None:
-    """Refuse a place where no folder can be."""
-    if out.exists() and not out.is_dir():
-        raise RheoscopeError(f"{out} is a file, expected a directory for the run; type another --out")
 
 
 def described(figures: Figures) -> str:
