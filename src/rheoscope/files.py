@@ -93,13 +93,20 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def made(directory: Path) -> Iterator[None]:
-    """The directory is there, made with its parents where it was not; what was made is gone again if something fails inside."""
+    """The directory is there, made with its parents where it was not, and `undone` if something fails inside."""
+    with undone(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+
+
+@contextmanager
+def undone(directory: Path) -> Iterator[None]:
+    """A directory that is not there now, and what is made of its parents, is gone again if something fails inside."""
     missing = [one for one in (directory, *directory.parents) if not one.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
-        if missing:
+        if directory in missing:
             shutil.rmtree(directory, ignore_errors=True)
         for one in missing[1:]:
             with suppress(OSError):

@@ -1,12 +1,12 @@
 """`rheoscope train` as a person sees it: recipes in a table, a bar while it learns, one line at the end."""
 
 import shlex
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rheoscope.files import undone
 from rheoscope.models import state
 from rheoscope.models.recipes import RECIPES, Recipe, recipe, setting
 from rheoscope.models.run_directory import check_out
@@ -102,7 +102,7 @@ def _trained(
     place: Place,
 ) -> str:
     """Prepare, train, and the line that ends it."""
-    with preparing(place.first) as told, _undone(out, place):
+    with preparing(place.first) as told, undone(out) if place.first else nullcontext():
         corpus = corpus_for(wanted, data, held_out, out / "data", place, told)
         task = task_of(corpus, wanted)
         task.check(wanted)
@@ -112,18 +112,6 @@ def _trained(
         figures = train(wanted, task, out, corpus.tokenizer, device, tell=tell, say=_say)
     did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
     return f"{did} (held out: {described(figures)}, at step {figures['step']:,}); type {next_words(wanted, out)}"
-
-
-@contextmanager
-def _undone(out: Path, place: Place) -> Iterator[None]:
-    """Around what is done before training: where data are refused, a directory that was not there is not there again."""
-    new = place.first and not out.exists()
-    try:
-        yield
-    except RheoscopeError:
-        if new:
-            shutil.rmtree(out, ignore_errors=True)
-        raise
 
 
 def next_words(trained: Recipe, out: Path) -> str:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.cards import card, cut
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
 from rheoscope.space.step import Step
@@ -44,6 +45,15 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __repr__(self) -> str:
+        said, (p, n, d) = f" {cut(self.text)}" if self.text else "", self.points.shape
+        return f"<Trace of {n} tokens{said} in {self.view.name}: {p} points × {n} tokens × width {d}>"
+
+    def _repr_html_(self) -> str:
+        p, n, d = self.points.shape
+        sizes = {"points": f"{p} points × {n} tokens × width {d}", "logits": "no" if self.logits is None else "kept"}
+        return card(self, f"Trace of {n} tokens", {"model": self.view.name} | sizes)
 
     def at(self, step: str | Step) -> Float[Tensor, "n d"]:
         """The cloud at a step or its label: `embed`, `L3.resid_mid`, `L3.resid_post`."""
