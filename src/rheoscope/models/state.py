@@ -46,7 +46,7 @@ def keep(
     partial, last, before = (out / name for name in (PARTIAL, LAST, BEFORE))
     with writing(out):
         shutil.rmtree(partial, ignore_errors=True)
-        checkpoint.save(model, partial, tokenizer)
+        checkpoint.store(model, partial, tokenizer)
         _save_optimisers(optimisers, partial / OPTIMISER)
         sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
         told = {"step": progress.step, "best": progress.best, "bytes": sizes}
@@ -61,7 +61,7 @@ def keep(
 def keep_best(out: Path, model: nn.Module, tokenizer: Path | None, step: int, figures: dict[str, float]) -> None:
     """The best model so far, where `rheoscope.load(out)` finds it, and its figures."""
     with writing(out):
-        checkpoint.save(model, out, tokenizer)
+        checkpoint.store(model, out, tokenizer)
         write_file(out / FIGURES, lambda file: file.write_text(json.dumps({"step": step} | figures) + "\n"))
 
 
