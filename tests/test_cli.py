@@ -357,10 +357,10 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
         ),
         (["surgery", "-m", "far", "t", "--M", "symmetric"], "a loss needs at least 2 tokens; type a longer text"),
         (["covers", "The keys to the"], "agreement needs a query with at least 8 other keys that are not massive"),
-        (["covers", "-m", "far", ""], "the text has no tokens; type at least one word"),
+        (["covers", "-m", "far", ""], "the text is empty; type"),
         (["covers", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
         (["flow", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
-        (["flow", "-m", "far", ""], "the text has no tokens; type at least one word"),
+        (["flow", "-m", "far", ""], "the text is empty; type"),
         (
             ["flow", "-m", "far", "--file", "book.txt"],
             "the text has 4800 tokens, the model reads at most 4096; type a shorter text",

@@ -18,8 +18,8 @@ DEFINITIONS, PROVENANCE, COMPARED = "definitions.csv", "provenance.csv", "compar
 OF_COLUMNS = ("analysis", "file", "column", "definition", "unit", "null", "depends_on")
 OF_ANALYSES = ("analysis", "setting", "value", "written_by")
 """The headers of both; by them files are known again (`files.SIGNED`)."""
-NAMES = {*TABLE, "findings", "verdicts"}
-"""The first words of the names of tables."""
+BESIDES = ("findings", "verdicts")
+"""What has tables and is no analysis."""
 
 
 def save_csv(datasets: "Mapping[str, xarray.Dataset]", directory: Path) -> str:
@@ -71,7 +71,7 @@ def check_tables(directory: Path) -> None:
         check_free(directory / name)
     own = {row["file"] for row in _rows(directory / DEFINITIONS)}
     for file in sorted(directory.glob("*.csv")):
-        if file.name.split(".")[0].split(" ")[0] in NAMES and file.name not in own:
+        if file.name.split(".")[0].split(" ")[0] in (*TABLE, *BESIDES) and file.name not in own:
             raise RheoscopeError(f"{file} is there and was not written by Rheoscope; type another directory")
     if (directory / COMPARED).exists():
         check_tables(directory / COMPARED)
