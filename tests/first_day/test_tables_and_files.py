@@ -156,6 +156,23 @@ def test_an_own_report_is_replaced(typed: Typed) -> None:
     assert "replaced below/a.json" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["attention", "--out", "."], "rheoscope-attention.png"),
+        (["attention", "--json", "a"], "a"),
+        (["attention", "--laws", "--json", "a"], "a"),
+        (["costs", "--json", "a"], "a"),
+        (["dynamics", "heat", "--out", "."], "dynamics-heat.png"),
+        (["dynamics", "heat", "--json", "a"], "a"),
+        ([TEXT, "--csv", "."], "transport.step.csv"),
+    ],
+)
+def test_no_command_replaces_a_file_of_mine(words: list[str], name: str, refused: Callable[..., str]) -> None:
+    Path(name).write_text("years of work")
+    assert f"{name} is there and was not written by Rheoscope" in refused(*words)
+
+
 def test_a_text_that_is_read_is_not_written_to(refused: Callable[..., str]) -> None:
     Path("x").write_text('{"written_by": "Rheoscope 0"}')  # an own file: its name alone would be free
     assert "x is the text that is read" in refused("--file", "x", "--html", "x")

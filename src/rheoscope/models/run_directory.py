@@ -30,7 +30,7 @@ def check_out(out: Path, recipe: dict[str, Any]) -> None:
     ...
     rheoscope.shapes.RheoscopeError: ... holds a log.jsonl that no run of Rheoscope wrote; type another --out
     """
-    if out.exists() and not out.is_dir():
+    if os.path.isfile(out):  # a Path would raise where it may not be looked at
         raise RheoscopeError(f"{out} is a file, expected a directory for the run; type another --out")
     check_directory(out)
     held = _recipe_in(out)

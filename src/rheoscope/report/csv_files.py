@@ -1,5 +1,6 @@
 """Tables as a directory of CSV files, with their definitions and their provenance beside them."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +63,7 @@ def save_csv(datasets: "Mapping[str, xarray.Dataset]", directory: Path) -> str:
 
 def check_tables(directory: Path) -> None:
     """Refuse a place where no tables can be written, or where others' files have the names of tables."""
-    if directory.exists() and not directory.is_dir():
+    if os.path.isfile(directory):  # a Path would raise where it may not be looked at
         raise RheoscopeError(
             f"{directory} is a file, expected a directory, in which every table has its file; type {directory.with_suffix('')}-tables"
         )

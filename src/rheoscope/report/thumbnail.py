@@ -34,8 +34,8 @@ def panel(trace: Trace) -> Panel | None:
     if len(at) < 3 or not bool(x.isfinite().all()):
         return None
     seen = on_plane(x, plane(x, (0, len(x) // 2, len(x) - 1))).cpu().numpy()
-    hairs = [Line("", *seen[:, k].T, colour="null", style="hair") for k in range(len(at))]
+    hairs = [Line("", seen[:, k, 0], seen[:, k, 1], "null", "hair") for k in range(len(at))]
     tips = [f"token {k} {shown(trace.tokens[k])}" for k in at]
-    dots = Line("", *seen[-1].T, colour=CLUSTERS[0], style="dots", tips=tips)
+    dots = Line("", seen[-1, :, 0], seen[-1, :, 1], CLUSTERS[0], "dots", tips=tips)
     bare = Axis(bare=True)
     return Panel("The tokens, from the embedding to the last layer", "", (*hairs, dots), bare, bare, equal=True)
