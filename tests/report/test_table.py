@@ -5,6 +5,7 @@ import pytest
 import xarray as xr
 
 import rheoscope as rs
+from tests.report.cases import small
 
 TEXT = "The keys to the cabinet are on the table"
 
@@ -76,3 +77,15 @@ def test_a_table_that_is_too_large_is_named_and_made_when_asked() -> None:
     assert "step token" in rs.table(toy(), largest=6)
     with pytest.raises(rs.RheoscopeError, match=r"more than 0 rows; type rs.table\(dataset, largest=6\)"):
         rs.table(toy(), largest=0)
+
+
+def test_token_texts_stand_beside_token_numbers() -> None:
+    model = small()
+    trace = model.trace(TEXT)
+    for found, name in (
+        (rs.reversed_attention(model, trace), "layer head token"),
+        (rs.massive_tokens(trace, times=1.01), "token"),
+    ):
+        frame = rs.table(found)[name].reset_index()
+        assert len(frame) > 0
+        assert [trace.tokens[at] for at in frame.token] == frame.word.tolist()
