@@ -171,7 +171,7 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
         "distortion",
         "fixed_point",
     }
-    assert set(told) == flow | covers | {"findings", "verdicts"}
+    assert set(told) == flow | covers | {"findings", "verdicts", "written_by"}
     assert told["findings"]["attrs"]["tested"] > 5
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
 
@@ -195,9 +195,9 @@ def test_a_report_is_never_overwritten_in_silence(models: Path, tmp_path: Path) 
     told = json.loads((tmp_path / "both.json").read_text())
     assert told["readout"]["attrs"]["text"] == "the keys to"
     assert told["compared"]["readout"]["attrs"]["text"] == "the key"
-    again = rheoscope("the keys", "--html", "report.html", "--space", "sphere", *far, cwd=tmp_path)
-    assert "replaced report.html" in again.stdout
-    assert "<dd>sphere</dd>" in (tmp_path / "report.html").read_text()
+    again = rheoscope("the keys", "--html", "report-2.html", "--space", "sphere", *far, cwd=tmp_path)
+    assert "replaced report-2.html" in again.stdout
+    assert "<dd>sphere</dd>" in (tmp_path / "report-2.html").read_text()
 
 
 def test_a_text_from_a_file_and_no_report(models: Path, tmp_path: Path) -> None:
@@ -357,10 +357,10 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
         ),
         (["surgery", "-m", "far", "t", "--M", "symmetric"], "a loss needs at least 2 tokens; type a longer text"),
         (["covers", "The keys to the"], "agreement needs a query with at least 8 other keys that are not massive"),
-        (["covers", "-m", "far", ""], "the text has no tokens; type at least one word"),
+        (["covers", "-m", "far", ""], "the text is empty; type"),
         (["covers", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
         (["flow", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
-        (["flow", "-m", "far", ""], "the text has no tokens; type at least one word"),
+        (["flow", "-m", "far", ""], "the text is empty; type"),
         (
             ["flow", "-m", "far", "--file", "book.txt"],
             "the text has 4800 tokens, the model reads at most 4096; type a shorter text",

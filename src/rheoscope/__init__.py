@@ -24,6 +24,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from rheoscope.cards import DRAWN_BY
 from rheoscope.catalogue import TABLE
 
 _HOME = {
@@ -54,6 +55,9 @@ _HOME = {
     "weight_statistics": "rheoscope.attention.lower.statistics",
 }
 """Public name → file, of what is no analysis; the analyses are in `catalogue.py`."""
+
+
+DRAWN_BY["Trace"] = lambda trace: import_module("rheoscope.report.thumbnail").thumbnail(trace)
 
 
 def __getattr__(name: str) -> Any:

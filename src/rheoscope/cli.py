@@ -95,7 +95,7 @@ def flow_command(
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
     from rheoscope.report.progress import opened, untrained_controls
-    from rheoscope.report.texts import text_of
+    from rheoscope.report.texts import check_text, text_of
     from rheoscope.shapes import RheoscopeError
 
     if html is not None and no_html:
@@ -103,7 +103,8 @@ def flow_command(
     if controls is not None and no_control:
         raise RheoscopeError("--controls and --no-control exclude each other; type one of them")
     check_space(space)
-    said, files = text_of(text, file), command.Files(json, csv, html, report=not no_html)
+    check_text(compare)
+    said, files = text_of(text, file), command.Files(json, csv, html, file, report=not no_html)
     network = opened(model, device, dtype)
     if compare is None:
         beside = untrained_controls(network, model, device, dtype, 0 if no_control or fast else controls)
@@ -134,7 +135,9 @@ def operators_command(
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
     from rheoscope.report.progress import opened
+    from rheoscope.report.texts import check_text
 
+    check_text(text)
     files, network = command.Files(json, csv, html), opened(model, device, dtype)
     command.run(JOBS["operators"], network, text, {"raw": raw, "text": text}, files, explain=explain)
 
@@ -167,7 +170,7 @@ def covers_command(
     from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
 
-    said, files = text_of(text, file), command.Files(json, csv, html)
+    said, files = text_of(text, file), command.Files(json, csv, html, file)
     network = opened(model, device, dtype)
     control = opened(model, device, dtype, untrained=True, seed=seed).trace(said) if untrained else None
     command.run(JOBS["covers"], network, said, {"draws": draws, "control": control}, files, fast, explain)
@@ -207,7 +210,7 @@ def surgery_command(
     from rheoscope.report.typed import heads_of
     from rheoscope.shapes import RheoscopeError
 
-    said, files = text_of(text, file), command.Files(json, csv, html)
+    said, files = text_of(text, file), command.Files(json, csv, html, file)
     if M is None and F is None:
         raise RheoscopeError("nothing to change; type --M symmetric or --F symmetric")
     network = opened(model, device, dtype)
@@ -241,7 +244,7 @@ def reverse_command(
     from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
 
-    said, files = text_of(text, file), command.Files(json, csv, html)
+    said, files = text_of(text, file), command.Files(json, csv, html, file)
     network = opened(model, device, dtype)
     command.run(JOBS["reverse"], network, said, {"target": target, "token": token}, files, explain=explain)
 
@@ -256,9 +259,11 @@ def costs_command(
 
     Examples:  rheoscope costs    ·    rheoscope costs --model gpt2 --tokens 1024    ·    rheoscope costs --json costs.json
     """
+    from rheoscope.files import check_outputs
     from rheoscope.report.costs import show
     from rheoscope.report.progress import opened
 
+    check_outputs([] if json is None else [json])
     show(opened(model, None, None), tokens, json)
 
 

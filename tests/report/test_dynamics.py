@@ -39,6 +39,7 @@ def test_everything_is_printed_and_written(tmp_path: Path, capsys: pytest.Captur
     assert "wrote" in said
     assert "coefficient of f''" in said
     told = json.loads((tmp_path / "all.json").read_text())
+    assert told.pop("written_by").startswith("Rheoscope ")
     assert set(told) == {"rank_collapse", "heat"}
     assert told["heat"]["data_vars"]["expected"]["data"][:2] == [0.5, 1.0]
     assert told["rank_collapse"]["coords"]["why"]["data"][0] == "σ → βσ³/n"

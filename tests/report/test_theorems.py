@@ -63,7 +63,7 @@ def test_everything_is_printed_and_written_and_a_broken_law_fails(
     row = THEOREMS[0]
     monkeypatch.setattr(report, "theorems", lambda: [row])
     report.show(tmp_path / "laws.json")
-    told = json.loads((tmp_path / "laws.json").read_text(encoding="utf-8"))
+    told = json.loads((tmp_path / "laws.json").read_text(encoding="utf-8"))["laws"]
     assert told[0]["law"] == "product_of_rows"
     assert told[0]["violation"] <= told[0]["tolerance"]
     assert "Theorem 1.1" in capsys.readouterr().out

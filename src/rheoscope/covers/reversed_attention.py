@@ -57,7 +57,12 @@ def reversed_attention(
     norm, received, pull = (torch.stack(each) for each in zip(*layers, strict=True))
     rank = norm.flatten().argsort(descending=True).argsort().reshape(norm.shape) + 1
     values = {"norm": norm, "rank": rank, "received": received, "pull": pull, "loss": loss}
-    coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads), "token": range(len(trace))}
+    coords = {
+        "layer": range(trace.view.layers),
+        "head": range(trace.view.heads),
+        "token": range(len(trace)),
+        "word": ("token", trace.tokens),
+    }
     return REVERSED_ATTENTION.answer(values, coords, {"target": wanted, "token": at} | trace.provenance)
 
 

@@ -46,7 +46,7 @@ def keep(
     partial, last, before = (out / name for name in (PARTIAL, LAST, BEFORE))
     with writing(out):
         shutil.rmtree(partial, ignore_errors=True)
-        checkpoint.save(model, partial, tokenizer)
+        checkpoint.store(model, partial, tokenizer)
         _save_optimisers(optimisers, partial / OPTIMISER)
         sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
         told = {"step": progress.step, "best": progress.best, "bytes": sizes}
@@ -61,7 +61,7 @@ def keep(
 def keep_best(out: Path, model: nn.Module, tokenizer: Path | None, step: int, figures: dict[str, float]) -> None:
     """The best model so far, where `rheoscope.load(out)` finds it, and its figures."""
     with writing(out):
-        checkpoint.save(model, out, tokenizer)
+        checkpoint.store(model, out, tokenizer)
         write_file(out / FIGURES, lambda file: file.write_text(json.dumps({"step": step} | figures) + "\n"))
 
 
@@ -158,13 +158,17 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
     """Store what a new run trains, or refuse to go on with another recipe or another vocabulary."""
     file, now = out / RECIPE, json.loads(json.dumps(recipe))
     if folder is None:
-        if (out / checkpoint.WEIGHTS).exists() and not file.exists():
-            raise RheoscopeError(f"{out} holds a model that was not trained there; type another --out")
         with writing(out):
             write_file(file, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
         return
     held = json.loads(file.read_text()) if file.exists() else now
     _same_vocabulary(folder, held["config"], now["config"], tokenizer)
+    same_recipe(out, held, now)
+
+
+def same_recipe(out: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on with another recipe than the one that is held, by the first setting that differs."""
+    now = json.loads(json.dumps(now))
     for before, after in ((held, now), (held["config"], now["config"])):
         for name in sorted(set(before) | set(after) - {"config"}):
             if name != "config" and before.get(name) != after.get(name):

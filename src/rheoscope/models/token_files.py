@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.files import whole_file
+from rheoscope.files import made, whole_file
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ TEXTS_AT_ONCE = 32
 
 @contextmanager
 def filling(out: Path) -> Iterator[None]:
-    """Around the writing of a corpus: the directory exists, and a full disk is told in one line."""
+    """Around the writing of a corpus: the directory exists, a full disk is told in one line, and what was made for nothing goes."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        yield
+        with made(out):
+            yield
     except OSError as error:
         raise RheoscopeError(
             f"cannot write the corpus to {out}: {error.strerror or error}; free some space, or type another directory"

@@ -24,6 +24,7 @@ from rheoscope.files import write_file
 from rheoscope.models import state
 from rheoscope.models.optimiser import optimisers, rate_at
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.run_directory import check_out
 from rheoscope.models.state import Progress, Say
 from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate
 from rheoscope.models.transformer import build
@@ -119,6 +120,7 @@ def _begin(
 ) -> Progress:
     """The run is checked or stored, then every process stands where it stood."""
     if place.first:
+        check_out(out, recipe.told())
         state.same_run(out, state.found(out, say), recipe.told(), tokenizer)
         state.tidy(out)
     place.wait()

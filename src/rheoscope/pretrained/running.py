@@ -13,7 +13,7 @@ from rheoscope.space.model import Edits
 from rheoscope.space.running import Running
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pretrained(Running):
     """A Hugging Face model, its tokenizer, its description and its View. `rheoscope.load` makes one."""
 

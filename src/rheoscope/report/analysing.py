@@ -114,7 +114,7 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
     """A function whose signature says what can be typed, as typer reads it."""
 
     def run(**typed: Any) -> None:
-        files = command.Files(typed["json"], typed["csv"], typed["html"])
+        files = command.Files(typed["json"], typed["csv"], typed["html"], typed.get("file"))
         said = text_of(typed["text"], typed["file"]) if asked.reads_text else None
         named = typed["model"], typed["device"], typed["dtype"]
         model = opened(*named)

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from rheoscope.catalogue import TABLE
+from rheoscope.files import check_free
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Subject, ask
 from rheoscope.report.drawing import picture_of
@@ -22,8 +23,8 @@ from rheoscope.space.trace import Trace
 def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw") -> str:
     """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
 
-    **Gives** the sentence "wrote …", or "replaced …" where there was a file of that name: nothing is overwritten in
-    silence.
+    **Gives** the sentence "wrote …", or "replaced …" where there was a report of that name. A file that Rheoscope did not write
+    is never overwritten.
 
     **Holds** the text as tokens, a row a layer, what each layer says comes next, up to five findings that beat their nulls, the
     heads as operators, and the picture of every analysis of a text that is not dear (`rs.analyses()` lists them all), maps of
@@ -42,6 +43,7 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
             f"a report is about one Trace, got {type(trace).__name__}; type one of them, as traces[0] or linked.target"
         )
     check_made_by(model, trace)
+    check_free(Path(path))
     job = JOBS["flow"]
     answers = ask(Subject(model, trace.text or trace.ids, trace), job.asks({"space": space}))
     return page_of(job, answers).save(Path(path))

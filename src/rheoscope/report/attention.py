@@ -1,12 +1,12 @@
 """The survey of mechanisms as a terminal table, as JSON and as a page."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.survey import Surveyed, cloud, survey
-from rheoscope.files import write_file
+from rheoscope.files import check_outputs
+from rheoscope.report.json_file import write_json
 from rheoscope.report.page import Page, png, save
 from rheoscope.report.telling import Cell
 from rheoscope.shapes import RheoscopeError
@@ -112,6 +112,8 @@ def show(out: Path, json_file: Path | None, tokens: int, explain: bool) -> None:
 
     from rheoscope.report.plot.attention import figure
 
+    drawn = [out / f"rheoscope-attention.{kind}" for kind in ("png", "html")]
+    check_outputs(drawn if json_file is None else [*drawn, json_file])
     console = Console(highlight=False)
     with Console(stderr=True).status("checking the laws of every mechanism"):
         points = cloud()
@@ -124,11 +126,11 @@ def show(out: Path, json_file: Path | None, tokens: int, explain: bool) -> None:
     with Console(stderr=True).status("drawing"):
         picture = png(figure(rows, points))
         said = [
-            save(picture, out / "rheoscope-attention.png"),
-            page(rows, picture, tokens).save(out / "rheoscope-attention.html"),
+            save(picture, drawn[0]),
+            page(rows, picture, tokens).save(drawn[1]),
         ]
     if json_file is not None:
-        said.append(write_file(json_file, lambda path: path.write_text(json.dumps(as_json(rows), indent=1))))
+        said.append(write_json(as_json(rows), json_file))
     console.print("\n".join(said), soft_wrap=True)
     broken = [row.named.name for row in rows if row.broken]
     if broken:

@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.files import free_name
+from rheoscope.files import check_free, check_outputs, free_name
 from rheoscope.report.answers import Answers
 from rheoscope.report.answers_page import compared_page, page_of
 from rheoscope.report.asking import Beside, Subject, ask
+from rheoscope.report.csv_files import COMPARED, check_tables, save_csv
 from rheoscope.report.findings import as_dataset, findings
 from rheoscope.report.jobs import Job, Options
 from rheoscope.report.json_file import save_json
 from rheoscope.report.progress import asking_bar
-from rheoscope.report.table import save_csv
 from rheoscope.report.tell import layers, text
 from rheoscope.report.terminal import Terminal
 from rheoscope.report.threads import leave_a_core
@@ -32,23 +32,40 @@ REPORT = Path("report.html")
 
 @dataclass(frozen=True)
 class Files:
-    """Where answers go besides the terminal."""
+    """Where answers go besides the terminal; names that cannot be written to are refused at once, before anything is computed."""
 
     json: Path | None = None
     csv: Path | None = None
     html: Path | None = None
+    read: Path | None = None
+    """Where the text comes from, if from a file."""
     report: bool = False
     """Whether a page is written beside the user even where no name was typed."""
 
     def __post_init__(self) -> None:
-        named = [path.resolve() for path in (self.json, self.csv, self.html) if path is not None]
-        twice = next((path for at, path in enumerate(named) if path in named[:at]), None)
-        if twice is not None:
-            raise RheoscopeError(f"{twice.name} is named twice; type a name of its own for every file")
+        check_outputs([path for path in (self.json, self.html) if path is not None], self.csv, self.read)
+        if self.csv is not None:
+            check_tables(self.csv)
+        if self.page and self.html is None:
+            _check_report()
 
     @property
     def any(self) -> bool:
         return self.json is not None or self.csv is not None or self.html is not None
+
+    @property
+    def page(self) -> bool:
+        """Whether there is a page among them."""
+        return self.report or self.html is not None
+
+
+def _check_report() -> None:
+    """A report that nobody named is written here, or the user has to say where."""
+    try:
+        check_free(free_name(REPORT))
+    except RheoscopeError as error:
+        told = str(error).split("; type")[0]
+        raise RheoscopeError(f"{told}; type --html and a name in another directory, or --no-html") from error
 
 
 def run(
@@ -68,7 +85,7 @@ def run(
     terminal = Terminal(console, job.tells, explain)
     answers = _answered(job, model, said, options, files, fast, terminal, controls)
     terminal.end(answers)
-    _write(console, answers, page_of(job, answers).save if files.html or files.report else None, files)
+    _write(console, answers, page_of(job, answers).save if files.page else None, files)
 
 
 def compare(job: Job, model: Model, texts: Sequence[str], options: Options, files: Files, fast: bool = False) -> None:
@@ -88,9 +105,7 @@ def compare(job: Job, model: Model, texts: Sequence[str], options: Options, file
                 for block in one.blocks(answers):
                     terminal.show(block)
         terminal.end(answers)
-    _write(
-        console, first, compared_page(job, first, second).save if files.html or files.report else None, files, second
-    )
+    _write(console, first, compared_page(job, first, second).save if files.page else None, files, second)
 
 
 def _answered(
@@ -132,22 +147,16 @@ def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside
 
 
 def _write(console: "Console", answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> None:
-    """Files in the order in which they are typed; a report that nobody named fails quietly."""
+    """Every file that was asked for, and a line for each."""
     numbers, compared = numbers_of(answers), None if second is None else numbers_of(second)
     said = [] if files.json is None else [save_json(numbers, files.json, compared)]
     if files.csv is not None:
         said.append(save_csv(numbers, files.csv))
-        said += [] if compared is None else [save_csv(compared, files.csv / "compared")]
+        said += [] if compared is None else [save_csv(compared, files.csv / COMPARED)]
+    if save_page is not None:
+        said.append(save_page(free_name(REPORT) if files.html is None else files.html))
     for line in said:
         console.print(line, soft_wrap=True, markup=False)
-    if save_page is None:
-        return
-    try:
-        console.print(save_page(free_name(REPORT) if files.html is None else files.html), soft_wrap=True, markup=False)
-    except RheoscopeError as error:
-        if files.html is not None:
-            raise
-        console.print(f"no report: {error}", soft_wrap=True, markup=False, style="dim")
 
 
 def numbers_of(answers: Answers) -> "dict[str, xarray.Dataset]":

@@ -1,12 +1,11 @@
 """What a model costs, as a table and as JSON."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rheoscope.attention.cost import TransformerCost
-from rheoscope.files import write_file
+from rheoscope.report.json_file import write_json
 from rheoscope.report.telling import Cell, Lines, Table
 from rheoscope.space.cost import cached_bytes, model_cost, weights_bytes
 from rheoscope.space.model import Model
@@ -76,4 +75,4 @@ def show(model: Model, tokens: int, json_file: Path | None) -> None:
     terminal.show(table(model_cost(model.view, tokens), tokens))
     terminal.show(lines(numbers))
     if json_file is not None:
-        print(write_file(json_file, lambda path: path.write_text(json.dumps(numbers, indent=1))))
+        print(write_json(numbers, json_file))

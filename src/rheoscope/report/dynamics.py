@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rheoscope.files import check_outputs
 from rheoscope.flow.dynamics.bench import BENCH, dynamics
 from rheoscope.report.json_file import save_json
 from rheoscope.report.page import png, save
@@ -88,6 +89,8 @@ def show(names: list[str], seed: int, out: Path | None, json_file: Path | None) 
 
     from rheoscope.report.plot.dynamics import figure
 
+    drawn = [] if out is None else [out / f"dynamics-{name}.png" for name in dict.fromkeys(names)]
+    check_outputs(drawn if json_file is None else [*drawn, json_file])
     console, found = Console(highlight=False), {}
     for name in names:
         with Console(stderr=True).status(name):

@@ -15,7 +15,9 @@ Fast = Annotated[
     bool, typer.Option("--fast", help="Leave out what is drawn at random: nulls, and what is told of them.")
 ]
 Json = Annotated[Path | None, typer.Option(help="Write every number to this file.")]
-Csv = Annotated[Path | None, typer.Option(help="Write a table for every set of axes into this directory.")]
+Csv = Annotated[
+    Path | None, typer.Option(help="Write a table for every set of axes into this directory, with definitions.")
+]
 Html = Annotated[Path | None, typer.Option(help="Write a page with every picture to this file.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]

@@ -19,7 +19,21 @@ def text_of(text: str | None, file: Path | None) -> str:
         )
     if file is not None:
         return read(file)
-    return sys.stdin.read().removesuffix("\n") if text == "-" else str(text)
+    typed = sys.stdin.read().removesuffix("\n") if text == "-" else str(text)
+    check_text(typed)
+    return typed
+
+
+def check_text(text: str | None) -> None:
+    """Refuse a text of nothing but white space; none at all is another matter.
+
+    >>> check_text(" ")
+    Traceback (most recent call last):
+    ...
+    rheoscope.shapes.RheoscopeError: the text is empty; type rheoscope "some text"
+    """
+    if text is not None and not text.strip():
+        raise RheoscopeError('the text is empty; type rheoscope "some text"')
 
 
 def read(file: Path) -> str:

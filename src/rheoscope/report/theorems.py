@@ -1,6 +1,5 @@
 """Every definition, theorem and law of the maths of attention with its violation, as a table, as JSON and on its page."""
 
-import json
 import re
 import sys
 from functools import partial
@@ -9,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.attention.theorems import THEOREMS as OF_ATTENTION
 from rheoscope.attention.theorems import Theorem, shuffled_difference
-from rheoscope.files import write_file
+from rheoscope.files import check_outputs, write_file
 from rheoscope.flow.dynamics.bench import dynamics
 from rheoscope.models.theorems import THEOREMS as OF_MODELS
 from rheoscope.report.dynamics import TOLERANCE
+from rheoscope.report.json_file import write_json
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -120,14 +120,14 @@ def show(json_file: Path | None) -> None:
     """What `rheoscope attention --laws` does: every statement with its violation; fails where one is broken."""
     from rich.console import Console
 
+    check_outputs([] if json_file is None else [json_file])
     console = Console(highlight=False)
     with Console(stderr=True).status("measuring every law"):
         found = measured()
     console.print(terminal_table(found))
     console.print(f"\n{example()}")
     if json_file is not None:
-        told = json.dumps(as_json(found), indent=1, ensure_ascii=False)
-        console.print(write_file(json_file, lambda path: path.write_text(told, encoding="utf-8")), soft_wrap=True)
+        console.print(write_json({"laws": as_json(found)}, json_file), soft_wrap=True, markup=False)
     broken = [row.law for row, violation in found if not kept(row, violation)]
     if broken:
         raise RheoscopeError(f"{', '.join(broken)} is broken by more than rounding; the table above says by how much")

@@ -2,12 +2,14 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rheoscope.files import undone
 from rheoscope.models import state
 from rheoscope.models.recipes import RECIPES, Recipe, recipe, setting
+from rheoscope.models.run_directory import check_out
 from rheoscope.models.sources import corpus_for
 from rheoscope.models.task import task_of
 from rheoscope.models.train import Figures, Place, Tell, placed, train
@@ -77,8 +79,9 @@ def show(
     """What `rheoscope train` does: prepare the data, train or go on training, say what to type next."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
     wanted = recipe(name).but(**changes)
-    check_out(out)
     with placed(device) as place:
+        if place.first:
+            check_out(out, wanted.told())
         try:
             line = _trained(wanted, data, held_out, out, device, tensorboard, place)
         except KeyboardInterrupt:
@@ -99,12 +102,14 @@ def _trained(
     place: Place,
 ) -> str:
     """Prepare, train, and the line that ends it."""
-    with preparing(place.first) as told:
+    with preparing(place.first) as told, undone(out) if place.first else nullcontext():
         corpus = corpus_for(wanted, data, held_out, out / "data", place, told)
+        task = task_of(corpus, wanted)
+        task.check(wanted)
     begun = state.kept_step(out)
     finished = begun == wanted.steps
     with learning(wanted, out, begun, place.first, tensorboard) as tell:
-        figures = train(wanted, task_of(corpus, wanted), out, corpus.tokenizer, device, tell=tell, say=_say)
+        figures = train(wanted, task, out, corpus.tokenizer, device, tell=tell, say=_say)
     did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
     return f"{did} (held out: {described(figures)}, at step {figures['step']:,}); type {next_words(wanted, out)}"
 
@@ -122,12 +127,6 @@ def next_words(trained: Recipe, out: Path) -> str:
         if trained.config.form == "encoder"
         else f'rheoscope generate --model {named} "…"'
     )
-
-
-def check_out(out: Path) -> None:
-    """Refuse a place where no folder can be."""
-    if out.exists() and not out.is_dir():
-        raise RheoscopeError(f"{out} is a file, expected a directory for the run; type another --out")
 
 
 def described(figures: Figures) -> str:

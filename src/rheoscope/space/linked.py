@@ -47,6 +47,9 @@ class Linked:
     source: Trace
     target: Trace
 
+    def __repr__(self) -> str:
+        return f"<Linked source {self.source!r} and target {self.target!r}>"
+
     def save(self, directory: str | Path) -> Path:
         """Both Traces, side by side; `Linked.open(directory, model)` reads them again."""
         self.source.save(Path(directory) / "source")
@@ -61,7 +64,7 @@ class Linked:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pairing(Running):
     """An encoder-decoder that runs: `view` is the decoder, `encoder` the View of the encoder, a text is a pair.
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.cards import card, counted
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
 from rheoscope.space.editing import for_one_run
@@ -34,6 +35,18 @@ class Running(ABC):
     tokenizer: Any
     description: Description
     view: View
+
+    def __repr__(self) -> str:
+        return f"<Model {self.view.in_words}, {counted(self.parameter_count)} parameters>"
+
+    def _repr_html_(self) -> str:
+        told = self.view.in_numbers | {"parameters": counted(self.parameter_count)}
+        return card(self, self.view.name, told | {"certificate": self.view.facts.get("certificate", "none")})
+
+    @property
+    def parameter_count(self) -> int:
+        """Of the network, tied ones once."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
 
     @abstractmethod
     def call(self, ids: Any, real: Bool[Tensor, "b n"] | None) -> Tensor:

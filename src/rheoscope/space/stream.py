@@ -59,6 +59,9 @@ class Description:
     crossing: tuple[Crossing, ...] = ()
     crosses: tuple[nn.Module, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Description of {len(self.blocks)} layers, each {self.blocks[0]!r}>"
+
     def read_by(self, layer: int) -> Tap:
         """The points that the attention of a layer reads."""
         return self.layers[layer - 1][-1] if layer else self.start
