@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from rheoscope.report.console import show_anyhow
 from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, Html, Json, ModelName, Text
 
 app = typer.Typer(
@@ -220,7 +221,7 @@ def reverse_command(
     text: Text = None,
     file: File = None,
     target: Annotated[
-        str | None, typer.Option(help="The token to be said (most begin with a space; default: the likeliest).")
+        str | None, typer.Option(help="The token to be said, or its id as #262 (default: the likeliest).")
     ] = None,
     token: Annotated[int, typer.Option(help="After which token, counted from 0; negative from the end.")] = -1,
     model: ModelName = None,
@@ -239,10 +240,11 @@ def reverse_command(
     from rheoscope.report.jobs import JOBS
     from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
+    from rheoscope.report.typed import token_of
 
     said, files = text_of(text, file), command.Files(json, csv, html)
-    network = opened(model, device, dtype)
-    command.run(JOBS["reverse"], network, said, {"target": target, "token": token}, files, explain=explain)
+    network, wanted = opened(model, device, dtype), None if target is None else token_of(target)
+    command.run(JOBS["reverse"], network, said, {"target": wanted, "token": token}, files, explain=explain)
 
 
 @app.command("costs")
@@ -377,8 +379,9 @@ def generate_command(
     Examples:  rheoscope generate "The history of"    ·    rheoscope generate -m run --temperature 0 "Once upon a time"
     """
     from rheoscope.report.generating import show
+    from rheoscope.report.texts import text_of
 
-    show(sys.stdin.read() if prompt == "-" else prompt, model, tokens, temperature, top_k or None, top_p, seed, device)
+    show(text_of(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)
 
 
 @app.command("dynamics")
@@ -407,6 +410,7 @@ def dynamics_command(
 
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
+    show_anyhow(sys.stdout, sys.stderr)
     try:
         app(asked(sys.argv[1:]))
     except Exception as error:

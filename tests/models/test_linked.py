@@ -455,7 +455,7 @@ def test_texts_are_looked_at_on_both_sides(given: Any, said: str) -> None:
 def test_a_tokenizer_without_a_start_is_refused() -> None:
     with pytest.raises(RheoscopeError, match=r"this tokenizer has no <\|end\|> with id 2; type token ids"):
         rs.load(made("layer"), tokenizer=characters(["abc"], ["<|endoftext|>"])).trace(("a", "b"))
-    with pytest.raises(RheoscopeError, match="this model has no tokenizer: type token ids"):
+    with pytest.raises(RheoscopeError, match="this model has no tokenizer, so it reads no text"):
         model("layer").trace(("a", "b"))
 
 

@@ -38,6 +38,9 @@ class Pretrained(Running):
     def decode(self, token: int) -> str:
         return self.tokenizer.decode([token])
 
+    def piece(self, token: int) -> str:
+        return self.tokenizer.convert_ids_to_tokens(token) or ""
+
 
 def _inputs(ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> dict[str, Any]:
     given = {"input_ids": ids, "use_cache": False}

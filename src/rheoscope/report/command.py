@@ -10,6 +10,7 @@ from rheoscope.files import free_name
 from rheoscope.report.answers import Answers
 from rheoscope.report.answers_page import compared_page, page_of
 from rheoscope.report.asking import Beside, Subject, ask
+from rheoscope.report.console import console
 from rheoscope.report.findings import as_dataset, findings
 from rheoscope.report.jobs import Job, Options
 from rheoscope.report.json_file import save_json
@@ -24,7 +25,6 @@ from rheoscope.space.model import Model
 
 if TYPE_CHECKING:
     import xarray
-    from rich.console import Console
 
 REPORT = Path("report.html")
 """Where the page goes when nobody says; a name that is taken is left alone."""
@@ -62,23 +62,20 @@ def run(
     controls: Sequence[Callable[[], Model]] = (),
 ) -> None:
     """One command on one text, or on weights alone; `controls` make untrained models that the text is put through too."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    terminal = Terminal(console, job.tells, explain)
+    terminal = Terminal(console(), job.tells, explain)
     answers = _answered(job, model, said, options, files, fast, terminal, controls)
+    wrote = _write(answers, page_of(job, answers).save if files.html or files.report else None, files)
     terminal.end(answers)
-    _write(console, answers, page_of(job, answers).save if files.html or files.report else None, files)
+    terminal.files(wrote)
 
 
 def compare(job: Job, model: Model, texts: Sequence[str], options: Options, files: Files, fast: bool = False) -> None:
     """Two texts, layer by layer beside each other."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    terminal = Terminal(console, [])
+    terminal = Terminal(console(), [])
     both = [_answered(job, model, said, options, files, fast, terminal) for said in texts]
     first, second = both
+    page = compared_page(job, first, second).save if files.html or files.report else None
+    wrote = _write(first, page, files, second)
     for block in layers.compared(first, second):
         terminal.show(block)
     for at, answers in enumerate(both, 1):
@@ -88,9 +85,7 @@ def compare(job: Job, model: Model, texts: Sequence[str], options: Options, file
                 for block in one.blocks(answers):
                     terminal.show(block)
         terminal.end(answers)
-    _write(
-        console, first, compared_page(job, first, second).save if files.html or files.report else None, files, second
-    )
+    terminal.files(wrote)
 
 
 def _answered(
@@ -131,23 +126,21 @@ def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside
     return [partial(put_through, make) for make in controls]
 
 
-def _write(console: "Console", answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> None:
-    """Files in the order in which they are typed; a report that nobody named fails quietly."""
+def _write(answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> list[str]:
+    """Files in the order in which they are typed, and what to say of them; a report that nobody named fails quietly."""
     numbers, compared = numbers_of(answers), None if second is None else numbers_of(second)
     said = [] if files.json is None else [save_json(numbers, files.json, compared)]
     if files.csv is not None:
         said.append(save_csv(numbers, files.csv))
         said += [] if compared is None else [save_csv(compared, files.csv / "compared")]
-    for line in said:
-        console.print(line, soft_wrap=True, markup=False)
     if save_page is None:
-        return
+        return said
     try:
-        console.print(save_page(free_name(REPORT) if files.html is None else files.html), soft_wrap=True, markup=False)
+        return [*said, save_page(free_name(REPORT) if files.html is None else files.html)]
     except RheoscopeError as error:
         if files.html is not None:
             raise
-        console.print(f"no report: {error}", soft_wrap=True, markup=False, style="dim")
+        return [*said, f"no report: {error}"]
 
 
 def numbers_of(answers: Answers) -> "dict[str, xarray.Dataset]":

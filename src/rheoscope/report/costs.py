@@ -7,7 +7,9 @@ from typing import Any
 
 from rheoscope.attention.cost import TransformerCost
 from rheoscope.files import write_file
+from rheoscope.report.console import console
 from rheoscope.report.telling import Cell, Lines, Table
+from rheoscope.report.terminal import Terminal
 from rheoscope.space.cost import cached_bytes, model_cost, weights_bytes
 from rheoscope.space.model import Model
 
@@ -68,12 +70,9 @@ def si(number: float) -> str:
 
 def show(model: Model, tokens: int, json_file: Path | None) -> None:
     """What `rheoscope costs` does: count, table, file."""
-    from rich.console import Console
-
-    from rheoscope.report.terminal import Terminal
-
-    numbers, terminal = counted(model, tokens), Terminal(Console(highlight=False), [])
+    numbers, terminal, said = counted(model, tokens), Terminal(console(), []), []
+    if json_file is not None:
+        said.append(write_file(json_file, lambda path: path.write_text(json.dumps(numbers, indent=1))))
     terminal.show(table(model_cost(model.view, tokens), tokens))
     terminal.show(lines(numbers))
-    if json_file is not None:
-        print(write_file(json_file, lambda path: path.write_text(json.dumps(numbers, indent=1))))
+    terminal.files(said)

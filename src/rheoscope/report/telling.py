@@ -11,11 +11,12 @@ from rheoscope.report.picture import Picture
 
 @dataclass(frozen=True)
 class Cell:
-    """An entry of a table with a definition one hover away, and a small addition, such as a null."""
+    """An entry of a table with a definition one hover away, a small addition, such as a null, and a colour in a terminal."""
 
     text: str
     title: str = ""
     small: str = ""
+    style: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,6 @@ def cells(row: Sequence[str | Cell]) -> list[Cell]:
     """Texts as entries.
 
     >>> cells(["a", Cell("b", small="c")])[0]
-    Cell(text='a', title='', small='')
+    Cell(text='a', title='', small='', style='')
     """
     return [one if isinstance(one, Cell) else Cell(one) for one in row]

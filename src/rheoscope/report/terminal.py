@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WIDE = 110
 """Columns of a terminal that has room for nulls; the page and --json have them always."""
-WORDS = 28
+WORDS = 20
 """What a column of words is given at least; longer ones are folded. Numbers are never cut."""
 BETWEEN = 2
 COLOURS = {"yes": "green", "no": "red", "cannot tell": "yellow"}
@@ -26,7 +26,7 @@ class Terminal:
     """Prints blocks in their order, each once; `hear` is told whenever something more is known."""
 
     def __init__(self, console: "Console", tells: Sequence[Told], explain: bool = False) -> None:
-        self.console, self.explain = console, explain
+        self.console, self.explain, self.unexplained = console, explain, False
         self.waiting = [one for one in tells if not one.aside]
 
     def hear(self, answers: Answers) -> None:
@@ -43,9 +43,11 @@ class Terminal:
             self.line(f"massive tokens left out: {text.massive(answers)}", "dim")
 
     def end(self, answers: Answers) -> None:
-        """What had no answer."""
+        """What had no answer, and how columns are explained where nobody asked."""
         for block in text.left_out(answers):
             self.show(block)
+        if self.unexplained:
+            self.line("--explain defines every column", "dim")
 
     def show(self, block: Block) -> None:
         """One block; pictures, tokens and facts are for pages."""
@@ -78,22 +80,40 @@ class Terminal:
 
     def table(self, block: Table) -> None:
         """What fits beside each other, the rest below; then what is small, and what columns mean."""
-        wide = self.console.width >= WIDE
-        for columns in fitting(block, self.console.width, wide):
-            self.console.print(rich_table(block, columns, wide))
+        width, wide = self.console.width, self.console.width >= WIDE
+        for columns in fitting(block, width, wide):
+            if needed(block, columns, wide) <= width:
+                self.console.print(rich_table(block, columns, wide))
+            else:
+                self.stacked(block, columns)
         for line in (block.small if wide else "", block.note):
             if line:
                 self.line(line, "dim")
         if self.explain:
             self.console.print(explained(block))
+        elif any(cell.title for cell in block.header):
+            self.unexplained = True
+
+    def stacked(self, block: Table, columns: Sequence[int]) -> None:
+        """Columns too broad for a table, row after row: what names the row, and below it every entry behind its heading."""
+        first, *others = columns
+        for row in block.rows:
+            self.line(f"{block.header[first].text} {row[first].text}".strip(), "bold")
+            for at in others:
+                self.line(f"  {block.header[at].text}: {row[at].text} {row[at].small}".rstrip())
 
     def heading(self, said: str) -> None:
         self.console.print()
         self.line(said, "bold")
 
+    def files(self, said: Sequence[str]) -> None:
+        """What was written, each name on one line however long it is, so that it can be copied."""
+        for line in said:
+            self.console.print(printable(line), soft_wrap=True, markup=False, emoji=False)
+
     def line(self, said: str, style: str = "") -> None:
         """A line as it is: a text can neither colour it nor move the cursor."""
-        self.console.print(printable(said), style=style, markup=False)
+        self.console.print(printable(said), style=style, markup=False, emoji=False)
 
 
 def fitting(block: Table, width: int, wide: bool = True) -> list[list[int]]:
@@ -103,19 +123,22 @@ def fitting(block: Table, width: int, wide: bool = True) -> list[list[int]]:
     >>> fitting(Table("", [Cell("layer"), Cell("moved"), Cell("straight")], [row]), 16)
     [[0, 1], [0, 2]]
     """
-    first, *others = (least_width(block, at, wide) + BETWEEN for at in range(len(block.header)))
-    groups, room = [[0]], width - first
-    for at, needed in enumerate(others, 1):
-        if needed > room and len(groups[-1]) > 1:
-            groups, room = [*groups, [0]], width - first
+    groups = [[0]]
+    for at in range(1, len(block.header)):
+        if len(groups[-1]) > 1 and needed(block, [*groups[-1], at], wide) > width:
+            groups.append([0])
         groups[-1].append(at)
-        room -= needed
     return groups
 
 
+def needed(block: Table, columns: Sequence[int], wide: bool) -> int:
+    """What columns need beside each other."""
+    return sum(least_width(block, at, wide) for at in columns) + BETWEEN * (len(columns) - 1)
+
+
 def least_width(block: Table, at: int, wide: bool) -> int:
-    """What a column needs: its widest cell, or as little as words can be folded to."""
-    widest = max(len(_cell(row[at], wide)) for row in [block.header, *block.rows])
+    """What a column needs: its widest cell, as a terminal counts (a Chinese letter is two), or as little as words can be folded to."""
+    widest = max(_cell(row[at], wide).cell_len for row in [block.header, *block.rows])
     return min(widest, WORDS) if at in block.words and at > 0 else widest
 
 
@@ -138,7 +161,7 @@ def _cell(cell: Cell, wide: bool) -> "Text":
     from rich.text import Text
 
     said, small = printable(cell.text), printable(cell.small)
-    return Text.assemble(said, (f" {small:>4}", "dim")) if small and wide else Text(said)
+    return Text.assemble((said, cell.style), (f" {small:>4}", "dim")) if small and wide else Text(said, cell.style)
 
 
 def explained(block: Table) -> "RenderableType":
@@ -146,4 +169,6 @@ def explained(block: Table) -> "RenderableType":
     from rich.text import Text
 
     defined = [cell for cell in block.header if cell.title]
-    return Text("\n").join(Text.assemble((cell.text, "bold"), f": {cell.title}") for cell in defined)
+    return Text("\n").join(
+        Text.assemble((printable(cell.text), "bold"), f": {printable(cell.title)}") for cell in defined
+    )

@@ -113,7 +113,7 @@ class Pairing(Running):
         """One text of every pair: the sources (0) or the targets (1)."""
         ids = [pair[side] for pair in batch]
         told = [pair[side] if isinstance(pair[side], str) else "" for pair in texts]
-        return traced(view, description, points, ids, [self.words(one) for one in ids], told, logits)
+        return traced(view, description, points, ids, [self.words_in_text(one) for one in ids], told, logits)
 
     def run(self, text: Any, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
         """Logits (T, vocabulary) of the pair (source, target), with heads edited and points changed; undone on exit.
