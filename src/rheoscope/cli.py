@@ -95,7 +95,7 @@ def flow_command(
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
     from rheoscope.report.progress import opened, untrained_controls
-    from rheoscope.report.texts import text_of
+    from rheoscope.report.texts import text_of, typed
     from rheoscope.shapes import RheoscopeError
 
     if html is not None and no_html:
@@ -109,7 +109,7 @@ def flow_command(
         beside = untrained_controls(network, model, device, dtype, 0 if no_control or fast else controls)
         command.run(JOBS["flow"], network, said, {"space": space}, files, fast, explain, beside)
     else:
-        command.compare(JOBS["flow"], network, (said, compare), {"space": space}, files, fast)
+        command.compare(JOBS["flow"], network, (said, typed(compare)), {"space": space}, files, fast, explain)
 
 
 @app.command("operators")
@@ -419,7 +419,9 @@ def main() -> None:
 
         if not isinstance(error, RheoscopeError):
             raise
-        print(f"rheoscope: {error}", file=sys.stderr)
+        from rheoscope.report.shell import in_shell
+
+        print(f"rheoscope: {in_shell(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 

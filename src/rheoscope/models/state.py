@@ -163,7 +163,7 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
         with writing(out):
             write_file(file, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
         return
-    held = json.loads(file.read_text()) if file.exists() else now
+    held = _kept_recipe(file) if file.exists() else now
     _same_vocabulary(folder, held["config"], now["config"], tokenizer)
     for before, after in ((held, now), (held["config"], now["config"])):
         for name in sorted(set(before) | set(after) - {"config"}):
@@ -172,6 +172,17 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
                     f"{out} holds a run with {name}={before.get(name)}, now {name}={after.get(name)}; "
                     "type the same recipe, or another --out"
                 )
+
+
+def _kept_recipe(file: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(file.read_text())
+        told["config"]["vocabulary"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = str(error).splitlines()[0]
+        raise RheoscopeError(f"{file} is no recipe of a run ({said}); type another --out, or remove {file}") from error
+    kept: dict[str, Any] = told
+    return kept
 
 
 def _same_vocabulary(folder: Path, held: dict[str, Any], now: dict[str, Any], tokenizer: Path | None) -> None:

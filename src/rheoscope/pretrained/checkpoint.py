@@ -199,8 +199,12 @@ def _tokenizer(source: str | Path, revision: str | None, here: bool) -> Any:
         return None  # transformers would make an empty one
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False, local_files_only=here)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    except Exception as error:  # the libraries raise what they like, Exception itself among it
+        if not directory.exists():
+            return None  # a repository of weights alone
+        there = next(directory / name for name in TOKENIZER_FILES if (directory / name).exists())
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RheoscopeError(f"{there} cannot be read as a tokenizer ({said}); get it again, or remove it") from error
 
 
 def _check_directory(directory: Path, weights: bool) -> None:

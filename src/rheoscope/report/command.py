@@ -1,7 +1,7 @@
 """How every command runs: ask, tell what is known, write the files that were asked for."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from rheoscope.report.findings import as_dataset, findings
 from rheoscope.report.jobs import Job, Options
 from rheoscope.report.json_file import save_json
 from rheoscope.report.progress import asking_bar
+from rheoscope.report.shell import in_shell
 from rheoscope.report.table import save_csv
 from rheoscope.report.tell import layers, text
+from rheoscope.report.telling import named
 from rheoscope.report.terminal import Terminal
 from rheoscope.report.threads import leave_a_core
 from rheoscope.report.verdicts import QUESTIONS, dataset_of
@@ -69,9 +71,17 @@ def run(
     terminal.files(wrote)
 
 
-def compare(job: Job, model: Model, texts: Sequence[str], options: Options, files: Files, fast: bool = False) -> None:
+def compare(
+    job: Job,
+    model: Model,
+    texts: Sequence[str],
+    options: Options,
+    files: Files,
+    fast: bool = False,
+    explain: bool = False,
+) -> None:
     """Two texts, layer by layer beside each other."""
-    terminal = Terminal(console(), [])
+    terminal = Terminal(console(), [], explain)
     both = [_answered(job, model, said, options, files, fast, terminal) for said in texts]
     first, second = both
     page = compared_page(job, first, second).save if files.html or files.report else None
@@ -83,7 +93,7 @@ def compare(job: Job, model: Model, texts: Sequence[str], options: Options, file
         for one in job.tells:
             if layers.blocks is not one.blocks and not one.aside:
                 for block in one.blocks(answers):
-                    terminal.show(block)
+                    terminal.show(named(block, f" (text {at})"))
         terminal.end(answers)
     terminal.files(wrote)
 
@@ -107,10 +117,16 @@ def _answered(
     def hear(so_far: Answers) -> None:
         if job.must in so_far.left_out:
             raise RheoscopeError(so_far.left_out[job.must])
-        terminal.hear(so_far)
+        terminal.hear(_typed(so_far))
 
     with asking_bar() as tell:
-        return ask(subject, asks, not fast, _beside(controls, said), hear, tell)
+        return _typed(ask(subject, asks, not fast, _beside(controls, said), hear, tell))
+
+
+def _typed(answers: Answers) -> Answers:
+    """The same, every reason why something is left out with its advice as it is typed in a shell."""
+    reasons = {key: in_shell(why, f"rheoscope analyse {key.split()[0]}") for key, why in answers.left_out.items()}
+    return replace(answers, left_out=reasons)
 
 
 def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside:

@@ -42,6 +42,11 @@ def show(
     if isinstance(network, Translator):
         print(translated(network, tokenizer, prompt))
         return
+    if network.config.form != "decoder":
+        raise RheoscopeError(
+            f"only a decoder continues a text, {directory} holds an {network.config.form}; "
+            f'type rheoscope "…" --model {directory} to look at it'
+        )
     for piece in continued(network, tokenizer, prompt, tokens, temperature, top_k, top_p, seed):
         sys.stdout.write(piece)
         sys.stdout.flush()

@@ -4,7 +4,7 @@ A block is made once, from Answers; the terminal and the page each know how to s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rheoscope.report.picture import Picture
 
@@ -88,6 +88,17 @@ class Questions:
 
 
 Block = Questions | Table | Lines | Tokens | Drawing | Facts
+
+
+def named(block: Block, after: str) -> Block:
+    """The same block, its heading telling which text it is about.
+
+    >>> named(Lines("Findings", []), " (text 1)").heading
+    'Findings (text 1)'
+    """
+    if isinstance(block, Drawing):
+        return Drawing(replace(block.picture, title=block.picture.title + after))
+    return replace(block, heading=block.heading + after if block.heading else "")
 
 
 def cells(row: Sequence[str | Cell]) -> list[Cell]:

@@ -43,11 +43,9 @@ class Terminal:
             self.line(f"massive tokens left out: {text.massive(answers)}", "dim")
 
     def end(self, answers: Answers) -> None:
-        """What had no answer, and how columns are explained where nobody asked."""
+        """What had no answer."""
         for block in text.left_out(answers):
             self.show(block)
-        if self.unexplained:
-            self.line("--explain defines every column", "dim")
 
     def show(self, block: Block) -> None:
         """One block; pictures, tokens and facts are for pages."""
@@ -107,7 +105,9 @@ class Terminal:
         self.line(said, "bold")
 
     def files(self, said: Sequence[str]) -> None:
-        """What was written, each name on one line however long it is, so that it can be copied."""
+        """How columns are explained where nobody asked, and what was written, each name on one line, so that it can be copied."""
+        if self.unexplained:
+            self.line("--explain defines every column", "dim")
         for line in said:
             self.console.print(printable(line), soft_wrap=True, markup=False, emoji=False)
 

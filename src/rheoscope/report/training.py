@@ -1,5 +1,6 @@
 """`rheoscope train` as a person sees it: recipes in a table, a bar while it learns, one line at the end."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +69,10 @@ def show(
 ) -> None:
     """What `rheoscope train` does: prepare the data, train or go on training, say what to type next."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
-    wanted = recipe(name).but(**changes)
+    try:
+        wanted = recipe(name).but(**changes)
+    except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
+        raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
     check_out(out)
     with placed(device) as place:
         try:
