@@ -89,10 +89,10 @@ def sentences(dataset: "xarray.Dataset") -> list[str]:
     for name in ("size", "cloud"):
         if name in cost:
             lines.append(f"{CHANGES[name].capitalize()} costs {signed(cost[name])}: {_compared(dataset, name)}.")
-    return [*lines, _worth(cost["edit"], cost["mean"])] if "mean" in cost else lines
+    return [*lines, worth(cost["edit"], cost["mean"])] if "mean" in cost else lines
 
 
-def _worth(edit: float, silenced: float) -> str:
+def worth(edit: float, silenced: float) -> str:
     """What the replacement costs beside what the heads are worth; neither has a share of nothing."""
     if silenced <= 0:
         return f"Silencing these heads costs nothing here: the loss {moved(silenced)}."
