@@ -52,7 +52,9 @@ def load(
     """
     drawn = _drawn(untrained, seed)
     if source is None and not (DEFAULT / "config.json").is_file():
-        raise RheoscopeError(f"this installation has no default model ({DEFAULT}); type rs.load(name or directory)")
+        raise RheoscopeError(
+            f"this installation has no default model ({DEFAULT}); type the name or the directory of another model"
+        )
     source = DEFAULT if source is None else source
     stages = stage(progress, 0, 50), stage(progress, 50, 75), stage(progress, 75, 100)
     if _is_ours(source):

@@ -430,7 +430,9 @@ def test_what_is_no_pair_is_refused_in_one_line(given: Any) -> None:
     for ask in (spoken().trace, spoken().run):
         with (
             as_users_run(),
-            pytest.raises(RheoscopeError, match=r"reads pairs of texts, got .*; type \(source, target\)"),
+            pytest.raises(
+                RheoscopeError, match=r"reads pairs of texts, got .*; type model.trace\(\(source, target\)\)"
+            ),
         ):
             ask(given)
 

@@ -21,8 +21,8 @@ class Pretrained(Running):
         logits = getattr(self.network(**_inputs(ids, real)), "logits", None)
         if logits is None or logits.shape[-1] != len(self.view.embed):
             raise RheoscopeError(
-                f"{type(self.network).__name__} has no unembedding, so there are no logits; type model.trace(text), "
-                "or load the checkpoint of a language model"
+                f"{type(self.network).__name__} has no unembedding, so there are no logits; "
+                "type the name of a language model"
             )
         return logits
 

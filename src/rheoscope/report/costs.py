@@ -8,6 +8,7 @@ from typing import Any
 from rheoscope.attention.cost import TransformerCost
 from rheoscope.files import write_file
 from rheoscope.report.console import console
+from rheoscope.report.tell.short import plural
 from rheoscope.report.telling import Cell, Lines, Table
 from rheoscope.report.terminal import Terminal
 from rheoscope.space.cost import cached_bytes, model_cost, weights_bytes
@@ -38,7 +39,7 @@ def table(cost: TransformerCost, tokens: int) -> Table:
         for name, flops, said in rows
     ]
     header = [Cell("part"), Cell("forward FLOPs"), Cell("training FLOPs"), Cell("share")]
-    return Table(f"One sequence of {tokens} tokens", header, told, ends=frozenset({len(PARTS) - 1}))
+    return Table(f"One sequence of {plural(tokens, 'token')}", header, told, ends=frozenset({len(PARTS) - 1}))
 
 
 def lines(numbers: dict[str, Any]) -> Lines:

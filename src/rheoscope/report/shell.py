@@ -28,7 +28,7 @@ def in_shell(message: str, command: str = "") -> str:
         return message
     advice = re.sub(r"heads=model\.view\.heads_in\((\d+)\)", r"--heads L\1", advice)
     advice = re.sub(r"control=rs\.load\(…, untrained=True\)(\.trace\(text\))?", "--untrained", advice)
-    advice = re.sub(r"(?<!=)\brs\.(\w+)\((?:trace|model|model\.view)\)", _command, advice)
+    advice = re.sub(r"(?<!=)\brs\.(\w+)\((?:trace|model|model\.view|…)\)", _command, advice)
     if PYTHON.search(advice):
         return f"{said}; in Python type {advice}"
     options = BESIDE.sub(r"\1 ", SETTING.sub(_option, advice))

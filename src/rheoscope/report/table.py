@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.files import write_file
+from rheoscope.report.tell.short import plural
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def save_csv(datasets: "dict[str, xarray.Dataset]", directory: Path) -> str:
     frames = {f"{name}.{dims}": frame for name, one in datasets.items() for dims, frame in table(one).items()}
     said = [_saved(frame, directory / f"{name}.csv") for name, frame in frames.items()]
     replaced = sum(line.startswith("replaced") for line in said)
-    return f"wrote {len(said)} tables in {directory}" + f" (replaced {replaced})" * bool(replaced)
+    return f"wrote {plural(len(said), 'table')} in {directory}" + f" (replaced {replaced})" * bool(replaced)
 
 
 def _saved(frame: "pandas.DataFrame", path: Path) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from rheoscope.report.answers import Answers
 from rheoscope.report.jobs import Told
 from rheoscope.report.tell import text
+from rheoscope.report.tell.short import plural
 from rheoscope.report.telling import Block, Cell, Lines, Questions, Table
 from rheoscope.report.tokens import printable
 
@@ -39,7 +40,7 @@ class Terminal:
         """The model and the text."""
         self.line(text.model_line(answers), "dim")
         if answers.trace is not None:
-            self.line(f"{len(answers.trace)} tokens: {' '.join(text.tokens(answers).words)}")
+            self.line(f"{plural(len(answers.trace), 'token')}: {' '.join(text.tokens(answers).words)}")
             self.line(f"massive tokens left out: {text.massive(answers)}", "dim")
 
     def end(self, answers: Answers) -> None:
@@ -79,11 +80,12 @@ class Terminal:
     def table(self, block: Table) -> None:
         """What fits beside each other, the rest below; then what is small, and what columns mean."""
         width, wide = self.console.width, self.console.width >= WIDE
-        for columns in fitting(block, width, wide):
-            if needed(block, columns, wide) <= width:
+        groups = fitting(block, width, wide)
+        if max(needed(block, columns, wide) for columns in groups) > width:
+            self.stacked(block)
+        else:
+            for columns in groups:
                 self.console.print(rich_table(block, columns, wide))
-            else:
-                self.stacked(block, columns)
         for line in (block.small if wide else "", block.note):
             if line:
                 self.line(line, "dim")
@@ -92,13 +94,12 @@ class Terminal:
         elif any(cell.title for cell in block.header):
             self.unexplained = True
 
-    def stacked(self, block: Table, columns: Sequence[int]) -> None:
-        """Columns too broad for a table, row after row: what names the row, and below it every entry behind its heading."""
-        first, *others = columns
+    def stacked(self, block: Table) -> None:
+        """What is too broad for a table, row after row: its name, and below it every entry behind its heading."""
         for row in block.rows:
-            self.line(f"{block.header[first].text} {row[first].text}".strip(), "bold")
-            for at in others:
-                self.line(f"  {block.header[at].text}: {row[at].text} {row[at].small}".rstrip())
+            self.line(row[0].text, "bold")
+            for head, cell in zip(block.header[1:], row[1:], strict=True):
+                self.line(f"  {head.text}: {cell.text}")
 
     def heading(self, said: str) -> None:
         self.console.print()

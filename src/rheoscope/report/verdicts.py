@@ -131,13 +131,16 @@ def similarity(answers: Answers, question: Question) -> Verdict:
 def deformation(answers: Answers, question: Question) -> Verdict:
     images = answers.found["distortion"]
     one = from_draws("", "distortion", float(images.mean_rsa.mean()), images.mean_rsa_drawn.mean("image").values)
+    deformed = claim(one, one.value < one.null, 0.05)
+    way = "more" if one.value < one.null else "less"
+    how = f"{way} deformed than by chance" if deformed.statement.sure else "not told from what chance deforms"
     each = ", ".join(f"{short(float(images.mean_rsa.sel(image=name)))} as {name}" for name in images.image.values)
     line = (
         f"Distances between tokens, seen through a head, correlate by {short(one.value)} with those it reads ({each}; the same heads "
         f"turned at random {chance(one)}{beside(answers.untrained('distortion', lambda d: float(d.mean_rsa.mean())))}): "
-        f"{'more' if one.value < one.null else 'less'} deformed than by chance."
+        f"{how}."
     )
-    return question.of([claim(one, one.value < one.null, 0.05)], line)
+    return question.of([deformed], line)
 
 
 def climbing(answers: Answers, question: Question) -> Verdict:

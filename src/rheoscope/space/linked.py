@@ -138,7 +138,7 @@ class Pairing(Running):
         """The ids of a source and of a target, from strings or as they are given."""
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise RheoscopeError(
-                f"an encoder-decoder reads pairs of texts, got {type(pair).__name__}; type (source, target)"
+                f"an encoder-decoder reads pairs of texts, got {type(pair).__name__}; type model.trace((source, target))"
             )
         return self.ids(pair[0], self.encode_source), self.ids(pair[1])
 
