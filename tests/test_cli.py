@@ -383,8 +383,14 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
         (["flow", "-m", "far", "t", "--no-html"], "is left out: this needs at least 3 tokens"),
         (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "readout is left out: "),
         (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
-        (["covers", "-m", "far", "a a a a a a a a a a a a a a a a", "--draws", "2"], "Similarity in E is read beyond random heads"),
-        (["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"], "Similarity in E is read beyond random heads"),
+        (
+            ["covers", "-m", "far", "a a a a a a a a a a a a a a a a", "--draws", "2"],
+            "Similarity in E is read beyond random heads",
+        ),
+        (
+            ["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"],
+            "Similarity in E is read beyond random heads",
+        ),
         (["flow", "-m", "far", "the keys to the cabinet", "--fast"], "nulls are left out (--fast)"),
         (
             ["covers", "-m", "far", "the keys to the cabinet", "--fast", "--html", "c.html"],

@@ -152,7 +152,7 @@ def climbing(answers: Answers, question: Question) -> Verdict:
     line = (
         f"What heads add points along the gradient of their own energy by {short(one.value)} (mean cosine; content turned at random "
         f"{chance(one)}{beside(answers.untrained('energy', lambda d: float(d.cosine.mean())))}); "
-        f"beyond chance climb {int(heads.gradient_like.sum())} of {plural(heads.gradient_like.size, 'head')}."
+        f"climbing beyond chance: {int(heads.gradient_like.sum())} of {plural(heads.gradient_like.size, 'head')}."
     )
     return question.of([claim(one, one.value > 0, 0.05)], line)
 

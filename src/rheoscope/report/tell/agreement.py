@@ -177,4 +177,4 @@ def head_table(answers: Answers) -> list[Block]:
             rows.append([*map(Cell, (f"L{layer}.H{head}", *values, LISTS[name], torn["torn"], torn["glued"]))])
     words = frozenset({0, *range(len(header), len(header) + 3)})
     header += [Cell("does"), Cell("tears apart"), Cell("glues together")]
-    return [Table("Heads and the tokens that they see otherwise", header, rows, words)]
+    return [Table("Heads and the tokens that they see otherwise", header, rows, words)] if rows else []
