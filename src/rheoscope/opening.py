@@ -87,7 +87,7 @@ def _is_ours(source: Any) -> bool:
     if not isinstance(source, str | Path):
         return False
     try:
-        told = json.loads((Path(source) / "config.json").read_text())
+        told = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(told, dict) and told.get("model_type") == "rheoscope"

@@ -192,7 +192,7 @@ def _same_vocabulary(folder: Path, held: dict[str, Any], now: dict[str, Any], to
             "type the data of that run, or another --out"
         )
     own = folder / checkpoint.TOKENIZER
-    if tokenizer is not None and own.is_file() and own.read_text() != Path(tokenizer).read_text():
+    if tokenizer is not None and own.is_file() and own.read_bytes() != Path(tokenizer).read_bytes():
         raise RheoscopeError(
             f"{folder} was trained with other tokens than those of {tokenizer}; type the data of that run, or another --out"
         )

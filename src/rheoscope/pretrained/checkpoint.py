@@ -240,7 +240,7 @@ def _check_directory(directory: Path, weights: bool) -> None:
 def _json(file: Path) -> dict[str, Any]:
     """What a JSON file holds; nothing where it cannot be read (transformers says why, later)."""
     try:
-        told = json.loads(file.read_text())
+        told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}

@@ -121,7 +121,7 @@ def check_ours(directory: Path) -> None:
 
 def _kind(file: Path) -> Any:
     try:
-        told = json.loads(file.read_text())
+        told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return told.get("model_type") if isinstance(told, dict) else None

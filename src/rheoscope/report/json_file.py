@@ -23,7 +23,9 @@ def save_json(
     told: dict[str, Any] = {name: as_json(dataset) for name, dataset in datasets.items()}
     if compared is not None:
         told["compared"] = {name: as_json(dataset) for name, dataset in compared.items()}
-    return write_file(path, lambda temporary: temporary.write_text(json.dumps(told, ensure_ascii=False, indent=1)))
+    return write_file(
+        path, lambda temporary: temporary.write_text(json.dumps(told, ensure_ascii=False, indent=1), encoding="utf-8")
+    )
 
 
 def _plain(value: Any) -> Any:
