@@ -317,21 +317,21 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
     [
         (
             ["reverse", "The keys", "--target", " cabinet"],
-            "the target must be one token, ' cabinet' is 3; type another word",
+            "the target must be one token, ' cabinet' is 3 (' c' 'ab' 'inet'); type another word",
         ),
-        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0; type another word"),
+        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0 (none); type another word"),
         (["reverse", "The keys", "--token", "99"], "there is no token 99; this text has tokens 0 to "),
         (
             ["reverse", "-m", "hard", "the keys to the"],
-            "the weights of layer 0 jump, so its scores have no gradient; type rs.surgery",
+            "the weights of layer 0 jump, so its scores have no gradient; type rheoscope analyse surgery",
         ),
         (
             ["reverse", "-m", "gpt2", "w5 w6 w7"],
-            "GPT2Model has no unembedding, so there are no logits; type model.trace(text)",
+            "GPT2Model has no unembedding, so there are no logits; type the name of a language model",
         ),
         (
             ["reverse", "-m", "bert", "w5 w6 w7"],
-            "BertModel has no unembedding, so there are no logits; type model.trace(text)",
+            "BertModel has no unembedding, so there are no logits; type the name of a language model",
         ),
         (
             ["surgery", "The keys", "--M", "symmetric", "--heads", "0.99"],
@@ -353,7 +353,7 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
         ),
         (
             ["surgery", "-m", "gpt2", "w5 w6 w7", "--M", "symmetric"],
-            "this model has no unembedding, so it has no loss; type rs.trace_under",
+            "this model has no unembedding, so it has no loss; in Python type rs.trace_under",
         ),
         (["surgery", "-m", "far", "t", "--M", "symmetric"], "a loss needs at least 2 tokens; type a longer text"),
         (["covers", "The keys to the"], "agreement needs a query with at least 8 other keys that are not massive"),
@@ -383,8 +383,14 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
         (["flow", "-m", "far", "t", "--no-html"], "is left out: this needs at least 3 tokens"),
         (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "readout is left out: "),
         (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
-        (["covers", "-m", "far", "a a a a a a a a a a a a a a a a", "--draws", "2"], "heads read similarity"),
-        (["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"], "heads read similarity"),
+        (
+            ["covers", "-m", "far", "a a a a a a a a a a a a a a a a", "--draws", "2"],
+            "Similarity in E is read beyond random heads",
+        ),
+        (
+            ["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"],
+            "Similarity in E is read beyond random heads",
+        ),
         (["flow", "-m", "far", "the keys to the cabinet", "--fast"], "nulls are left out (--fast)"),
         (
             ["covers", "-m", "far", "the keys to the cabinet", "--fast", "--html", "c.html"],

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from rheoscope.report.console import show_anyhow
 from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, Html, Json, ModelName, Text
 
 app = typer.Typer(
@@ -95,7 +96,7 @@ def flow_command(
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
     from rheoscope.report.progress import opened, untrained_controls
-    from rheoscope.report.texts import check_text, text_of
+    from rheoscope.report.texts import check_text, text_of, typed
     from rheoscope.shapes import RheoscopeError
 
     if html is not None and no_html:
@@ -110,7 +111,7 @@ def flow_command(
         beside = untrained_controls(network, model, device, dtype, 0 if no_control or fast else controls)
         command.run(JOBS["flow"], network, said, {"space": space}, files, fast, explain, beside)
     else:
-        command.compare(JOBS["flow"], network, (said, compare), {"space": space}, files, fast)
+        command.compare(JOBS["flow"], network, (said, typed(compare)), {"space": space}, files, fast, explain)
 
 
 @app.command("operators")
@@ -224,7 +225,7 @@ def reverse_command(
     text: Text = None,
     file: File = None,
     target: Annotated[
-        str | None, typer.Option(help="The token to be said (most begin with a space; default: the likeliest).")
+        str | None, typer.Option(help="The token to be said, or its id as #262 (default: the likeliest).")
     ] = None,
     token: Annotated[int, typer.Option(help="After which token, counted from 0; negative from the end.")] = -1,
     model: ModelName = None,
@@ -243,10 +244,11 @@ def reverse_command(
     from rheoscope.report.jobs import JOBS
     from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
+    from rheoscope.report.typed import token_of
 
     said, files = text_of(text, file), command.Files(json, csv, html, file)
-    network = opened(model, device, dtype)
-    command.run(JOBS["reverse"], network, said, {"target": target, "token": token}, files, explain=explain)
+    network, wanted = opened(model, device, dtype), None if target is None else token_of(target)
+    command.run(JOBS["reverse"], network, said, {"target": wanted, "token": token}, files, explain=explain)
 
 
 @app.command("costs")
@@ -383,8 +385,9 @@ def generate_command(
     Examples:  rheoscope generate "The history of"    ·    rheoscope generate -m run --temperature 0 "Once upon a time"
     """
     from rheoscope.report.generating import show
+    from rheoscope.report.texts import text_of
 
-    show(sys.stdin.read() if prompt == "-" else prompt, model, tokens, temperature, top_k or None, top_p, seed, device)
+    show(text_of(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)
 
 
 @app.command("dynamics")
@@ -413,6 +416,7 @@ def dynamics_command(
 
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
+    show_anyhow(sys.stdout, sys.stderr)
     gc.set_threshold(
         100_000, 10, 10
     )  # imports make half a million objects that stay: looking through them takes as long as an analysis
@@ -424,7 +428,9 @@ def main() -> None:
 
         if not isinstance(error, RheoscopeError):
             raise
-        print(f"rheoscope: {error}", file=sys.stderr)
+        from rheoscope.report.shell import in_shell
+
+        print(f"rheoscope: {in_shell(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -246,3 +246,13 @@ def test_a_checkpoint_of_another_shape(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "recipe.json").unlink()
     with pytest.raises(RheoscopeError, match="holds a model of another shape"):
         run(tmp_path / "out", RECIPE.but(depth=1))
+
+
+@pytest.mark.parametrize("held", ["", "{", "[]", '{"config": 3}', "{}"])
+def test_a_recipe_that_is_none_is_told_in_one_line(held: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "out")
+    (tmp_path / "out" / "recipe.json").write_text(held)
+    with pytest.raises(
+        RheoscopeError, match=r"recipe.json is no recipe of a run \(.*\); type another --out, or remove "
+    ):
+        run(tmp_path / "out", RECIPE)

@@ -81,8 +81,12 @@ def store(
     tensors = {name: x.detach().to(stored).contiguous().cpu() for name, x in own_tensors(model).items()}
     write_file(directory / WEIGHTS, lambda file: save_tensors(tensors, file))
     if tokenizer is not None:
-        told = Path(tokenizer).read_text() if isinstance(tokenizer, str | Path) else tokenizer.to_str(pretty=True)
-        write_file(directory / TOKENIZER, lambda file: file.write_text(told))
+        told = (
+            Path(tokenizer).read_text(encoding="utf-8")
+            if isinstance(tokenizer, str | Path)
+            else tokenizer.to_str(pretty=True)
+        )
+        write_file(directory / TOKENIZER, lambda file: file.write_text(told, encoding="utf-8"))
     if card is not None:
         write_file(directory / CARD, lambda file: file.write_text(json.dumps(card, indent=1, default=str) + "\n"))
     config: Any = model.config
@@ -168,7 +172,7 @@ def config_of(directory: str | Path) -> Config:
     if not file.is_file():
         raise RheoscopeError(f"{directory} holds no {CONFIG}; type the directory that a model was saved to")
     try:
-        told = json.loads(file.read_text())
+        told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RheoscopeError(f"{file} is no JSON ({str(error).splitlines()[0]}); get it again") from error
     if not isinstance(told, dict) or told.get("model_type") != "rheoscope":

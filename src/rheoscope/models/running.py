@@ -34,6 +34,9 @@ class Ours(Running):
     def decode(self, token: int) -> str:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
+    def piece(self, token: int) -> str:
+        return self.tokenizer.id_to_token(token) or ""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trained(Ours):

@@ -161,7 +161,7 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
         with writing(out):
             write_file(file, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
         return
-    held = json.loads(file.read_text()) if file.exists() else now
+    held = _kept_recipe(file) if file.exists() else now
     _same_vocabulary(folder, held["config"], now["config"], tokenizer)
     same_recipe(out, held, now)
 
@@ -178,6 +178,17 @@ def same_recipe(out: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
                 )
 
 
+def _kept_recipe(file: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(file.read_text())
+        told["config"]["vocabulary"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = str(error).splitlines()[0]
+        raise RheoscopeError(f"{file} is no recipe of a run ({said}); type another --out, or remove {file}") from error
+    kept: dict[str, Any] = told
+    return kept
+
+
 def _same_vocabulary(folder: Path, held: dict[str, Any], now: dict[str, Any], tokenizer: Path | None) -> None:
     if held["vocabulary"] != now["vocabulary"]:
         raise RheoscopeError(
@@ -185,7 +196,7 @@ def _same_vocabulary(folder: Path, held: dict[str, Any], now: dict[str, Any], to
             "type the data of that run, or another --out"
         )
     own = folder / checkpoint.TOKENIZER
-    if tokenizer is not None and own.is_file() and own.read_text() != Path(tokenizer).read_text():
+    if tokenizer is not None and own.is_file() and own.read_bytes() != Path(tokenizer).read_bytes():
         raise RheoscopeError(
             f"{folder} was trained with other tokens than those of {tokenizer}; type the data of that run, or another --out"
         )

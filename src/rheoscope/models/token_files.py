@@ -55,7 +55,7 @@ def write_tokenizer(out: Path, tokenizer: "Tokenizer") -> None:
     """tokenizer.json, the first file to be written: from here until the new corpus.json nobody may open the directory."""
     (out / MANIFEST).unlink(missing_ok=True)
     with whole_file(out / TOKENIZER) as file:
-        file.write_text(tokenizer.to_str(pretty=True))
+        file.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
 def write_manifest(out: Path, kind: str, tokenizer: "Tokenizer", files: Iterable[Path], parts: dict[str, Any]) -> None:

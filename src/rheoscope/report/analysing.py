@@ -10,9 +10,12 @@ import typer
 
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report import command
+from rheoscope.report.console import console
 from rheoscope.report.jobs import job_of
 from rheoscope.report.options import Csv, Device, Dtype, Explain, File, Html, Json, ModelName, Text, Untrained
 from rheoscope.report.progress import opened
+from rheoscope.report.telling import Cell, Table
+from rheoscope.report.terminal import Terminal
 from rheoscope.report.texts import text_of
 from rheoscope.report.typed import heads_of, labels_of, numbers_of, texts_of, token_of
 from rheoscope.space.analysis import Analysis
@@ -158,14 +161,9 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
 
 def show_catalogue() -> None:
     """Every analysis, a row each."""
-    from rich.console import Console
-
-    from rheoscope.report.telling import Cell, Table
-    from rheoscope.report.terminal import Terminal
-
     rows = [[Cell(one.name), Cell(one.needs), Cell(one.question)] for one in map(analysis, TABLE)]
     header = [Cell("analysis"), Cell("needs"), Cell("what it asks")]
-    Terminal(Console(highlight=False), []).table(Table("", header, rows, frozenset({0, 1, 2})))
+    Terminal(console(), []).table(Table("", header, rows, frozenset({0, 1, 2})))
 
 
 def show_usage() -> None:

@@ -14,7 +14,7 @@ from rheoscope.report.jobs import JOBS, Job
 from rheoscope.report.page import Page
 from rheoscope.report.plot.compared import picture as picture_compared
 from rheoscope.report.tell import layers, text
-from rheoscope.report.telling import Block, Drawing, Facts, Lines, Questions, Table, Tokens
+from rheoscope.report.telling import Block, Drawing, Facts, Lines, Questions, Table, Tokens, named
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace
@@ -69,18 +69,9 @@ def compared_page(job: Job, first: Answers, second: Answers) -> Page:
         blocks.append(Drawing(picture_compared(first, second)))
     for name, answers in (("text 1", first), ("text 2", second)):
         told = [block for one in job.tells if one.blocks is not layers.blocks for block in one.blocks(answers)]
-        blocks += [
-            _named(block, f" ({name})") for block in (*joined(told), *drawings(answers), *text.left_out(answers))
-        ]
+        blocks += [named(block, f" ({name})") for block in (*joined(told), *drawings(answers), *text.left_out(answers))]
         blocks.append(text.provenance(answers, f"Where the numbers of {name} come from"))
     return drawn(page, blocks)
-
-
-def _named(block: Block, after: str) -> Block:
-    """The same block, its heading telling which text it is about."""
-    if isinstance(block, Drawing):
-        return Drawing(replace(block.picture, title=block.picture.title + after))
-    return replace(block, heading=block.heading + after)
 
 
 def drawings(answers: Answers) -> list[Drawing]:

@@ -1,7 +1,7 @@
 """How every command runs: ask, tell what is known, write the files that were asked for."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,15 @@ from rheoscope.files import check_free, check_outputs, free_name
 from rheoscope.report.answers import Answers
 from rheoscope.report.answers_page import compared_page, page_of
 from rheoscope.report.asking import Beside, Subject, ask
+from rheoscope.report.console import console
 from rheoscope.report.csv_files import COMPARED, check_tables, save_csv
 from rheoscope.report.findings import as_dataset, findings
 from rheoscope.report.jobs import Job, Options
 from rheoscope.report.json_file import save_json
 from rheoscope.report.progress import asking_bar
+from rheoscope.report.shell import in_shell
 from rheoscope.report.tell import layers, text
+from rheoscope.report.telling import named
 from rheoscope.report.terminal import Terminal
 from rheoscope.report.threads import leave_a_core
 from rheoscope.report.verdicts import QUESTIONS, dataset_of
@@ -24,7 +27,6 @@ from rheoscope.space.model import Model
 
 if TYPE_CHECKING:
     import xarray
-    from rich.console import Console
 
 REPORT = Path("report.html")
 """Where the page goes when nobody says; a name that is taken is left alone."""
@@ -79,23 +81,28 @@ def run(
     controls: Sequence[Callable[[], Model]] = (),
 ) -> None:
     """One command on one text, or on weights alone; `controls` make untrained models that the text is put through too."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    terminal = Terminal(console, job.tells, explain)
+    terminal = Terminal(console(), job.tells, explain)
     answers = _answered(job, model, said, options, files, fast, terminal, controls)
+    wrote = _write(answers, page_of(job, answers).save if files.page else None, files)
     terminal.end(answers)
-    _write(console, answers, page_of(job, answers).save if files.page else None, files)
+    terminal.files(wrote)
 
 
-def compare(job: Job, model: Model, texts: Sequence[str], options: Options, files: Files, fast: bool = False) -> None:
+def compare(
+    job: Job,
+    model: Model,
+    texts: Sequence[str],
+    options: Options,
+    files: Files,
+    fast: bool = False,
+    explain: bool = False,
+) -> None:
     """Two texts, layer by layer beside each other."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    terminal = Terminal(console, [])
+    terminal = Terminal(console(), [], explain)
     both = [_answered(job, model, said, options, files, fast, terminal) for said in texts]
     first, second = both
+    page = compared_page(job, first, second).save if files.page else None
+    wrote = _write(first, page, files, second)
     for block in layers.compared(first, second):
         terminal.show(block)
     for at, answers in enumerate(both, 1):
@@ -103,9 +110,9 @@ def compare(job: Job, model: Model, texts: Sequence[str], options: Options, file
         for one in job.tells:
             if layers.blocks is not one.blocks and not one.aside:
                 for block in one.blocks(answers):
-                    terminal.show(block)
+                    terminal.show(named(block, f" (text {at})"))
         terminal.end(answers)
-    _write(console, first, compared_page(job, first, second).save if files.page else None, files, second)
+    terminal.files(wrote)
 
 
 def _answered(
@@ -127,10 +134,16 @@ def _answered(
     def hear(so_far: Answers) -> None:
         if job.must in so_far.left_out:
             raise RheoscopeError(so_far.left_out[job.must])
-        terminal.hear(so_far)
+        terminal.hear(_typed(so_far))
 
     with asking_bar() as tell:
-        return ask(subject, asks, not fast, _beside(controls, said), hear, tell)
+        return _typed(ask(subject, asks, not fast, _beside(controls, said), hear, tell))
+
+
+def _typed(answers: Answers) -> Answers:
+    """The same, every reason why something is left out with its advice as it is typed in a shell."""
+    reasons = {key: in_shell(why, f"rheoscope analyse {key.split()[0]}") for key, why in answers.left_out.items()}
+    return replace(answers, left_out=reasons)
 
 
 def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside:
@@ -146,8 +159,8 @@ def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside
     return [partial(put_through, make) for make in controls]
 
 
-def _write(console: "Console", answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> None:
-    """Every file that was asked for, and a line for each."""
+def _write(answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> list[str]:
+    """Every file that was asked for, in the order in which they are typed, and a line for each."""
     numbers, compared = numbers_of(answers), None if second is None else numbers_of(second)
     said = [] if files.json is None else [save_json(numbers, files.json, compared)]
     if files.csv is not None:
@@ -155,8 +168,7 @@ def _write(console: "Console", answers: Answers, save_page: Any, files: Files, s
         said += [] if compared is None else [save_csv(compared, files.csv / COMPARED)]
     if save_page is not None:
         said.append(save_page(free_name(REPORT) if files.html is None else files.html))
-    for line in said:
-        console.print(line, soft_wrap=True, markup=False)
+    return said
 
 
 def numbers_of(answers: Answers) -> "dict[str, xarray.Dataset]":

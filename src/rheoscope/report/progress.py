@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rheoscope.report.console import console
 from rheoscope.report.threads import use_idle_cores
 
 if TYPE_CHECKING:
@@ -18,12 +19,11 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     >>> with progress("counting") as tell:
     ...     tell(1, 2)
     """
-    from rich.console import Console
     from rich.markup import escape
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+    where = console(stderr=True)
+    with Progress(console=where, transient=True, disable=not where.is_terminal) as bars:
         bar = bars.add_task(escape(what), total=None)
         yield lambda done, total: bars.update(bar, completed=done, total=total)
 
@@ -35,11 +35,10 @@ def asking_bar() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     >>> with asking_bar() as tell:
     ...     tell("transport")(1, 2)
     """
-    from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+    where = console(stderr=True)
+    with Progress(console=where, transient=True, disable=not where.is_terminal) as bars:
         bar = bars.add_task("reading", total=None)
 
         def tell(what: str) -> Callable[[int, int], None]:

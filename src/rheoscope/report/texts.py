@@ -5,6 +5,9 @@ from pathlib import Path
 
 from rheoscope.shapes import RheoscopeError
 
+MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+"""What stands first in a file that says of itself that it is Unicode."""
+
 
 def text_of(text: str | None, file: Path | None) -> str:
     """The text typed, `-` for standard input, or what a file holds; one of them.
@@ -19,9 +22,9 @@ def text_of(text: str | None, file: Path | None) -> str:
         )
     if file is not None:
         return read(file)
-    typed = sys.stdin.read().removesuffix("\n") if text == "-" else str(text)
-    check_text(typed)
-    return typed
+    said = piped() if text == "-" else typed(str(text))
+    check_text(said)
+    return said
 
 
 def check_text(text: str | None) -> None:
@@ -36,6 +39,35 @@ def check_text(text: str | None) -> None:
         raise RheoscopeError('the text is empty; type rheoscope "some text"')
 
 
+def piped() -> str:
+    """Standard input whole, without the end of its last line; bytes that are no UTF-8 are refused, whatever the locale is."""
+    stream = getattr(sys.stdin, "buffer", None)
+    if stream is None:
+        return typed(sys.stdin.read().removesuffix("\n"))
+    try:
+        text = stream.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RheoscopeError(f"standard input is no text in UTF-8 (byte {error.start:,}); pipe text into it") from None
+    return without_mark(text.replace("\r\n", "\n").removesuffix("\n"))
+
+
+def typed(text: str) -> str:
+    """A text as it was typed; bytes that are no UTF-8 reach a program as halves of characters, and are refused."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RheoscopeError(f"the text is no UTF-8 at character {error.start:,}; type it in UTF-8") from None
+    return without_mark(text)
+
+
+def without_mark(text: str) -> str:
+    """The text without the byte order mark that some editors put before it, which a model would read as a word; said aloud."""
+    if not text.startswith(MARK):
+        return text
+    print("a byte order mark (BOM) before the text is left out", file=sys.stderr)
+    return text.removeprefix(MARK)
+
+
 def read(file: Path) -> str:
     """A text file whole, without the end of its last line; what holds no text is refused by name."""
     try:
@@ -48,6 +80,6 @@ def read(file: Path) -> str:
         raise RheoscopeError(f"cannot read {file}: {error.strerror}; type the name of a text file") from error
     if "\0" in text:
         raise RheoscopeError(f"{file} is no text, it holds zero bytes; type the name of a text file")
-    if not text.strip():
+    if not text.removeprefix(MARK).strip():
         raise RheoscopeError(f"{file} is empty, expected text")
-    return text.removesuffix("\n")
+    return without_mark(text.removesuffix("\n"))

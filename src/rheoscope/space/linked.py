@@ -116,7 +116,7 @@ class Pairing(Running):
         """One text of every pair: the sources (0) or the targets (1)."""
         ids = [pair[side] for pair in batch]
         told = [pair[side] if isinstance(pair[side], str) else "" for pair in texts]
-        return traced(view, description, points, ids, [self.words(one) for one in ids], told, logits)
+        return traced(view, description, points, ids, [self.words_in_text(one) for one in ids], told, logits)
 
     def run(self, text: Any, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
         """Logits (T, vocabulary) of the pair (source, target), with heads edited and points changed; undone on exit.
@@ -141,7 +141,7 @@ class Pairing(Running):
         """The ids of a source and of a target, from strings or as they are given."""
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise RheoscopeError(
-                f"an encoder-decoder reads pairs of texts, got {type(pair).__name__}; type (source, target)"
+                f"an encoder-decoder reads pairs of texts, got {type(pair).__name__}; type model.trace((source, target))"
             )
         return self.ids(pair[0], self.encode_source), self.ids(pair[1])
 

@@ -18,6 +18,7 @@ from rheoscope.space.editing import for_one_run
 from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
 from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
+from rheoscope.space.token_text import alone, as_bytes, in_a_text
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
@@ -27,8 +28,8 @@ from rheoscope.space.view import View
 class Running(ABC):
     """A network, its tokenizer (or None), its description and its View. `rheoscope.load` makes one.
 
-    A maker says four things: how to call the network, how its heads are edited, how a string becomes ids and how an id
-    becomes a string. Everything else is the same for all of them.
+    A maker says how to call the network, how its heads are edited, how a string becomes ids and how an id becomes a string.
+    Everything else is the same for all of them.
     """
 
     network: Any
@@ -69,7 +70,11 @@ class Running(ABC):
 
     @abstractmethod
     def decode(self, token: int) -> str:
-        """One id as text."""
+        """One id as text, as the tokenizer gives it."""
+
+    @abstractmethod
+    def piece(self, token: int) -> str:
+        """The name of one id in the vocabulary."""
 
     @overload
     def trace(  # type: ignore[overload-overlap]  # a string is a sequence of strings; here it is one text
@@ -106,7 +111,9 @@ class Running(ABC):
                 found = self.call(ids, real)
             else:
                 self.pass_through(ids, real)
-        return traced(self.view, self.description, points, batch, [self.words(one) for one in batch], texts, found)
+        return traced(
+            self.view, self.description, points, batch, [self.words_in_text(one) for one in batch], texts, found
+        )
 
     def run(
         self,
@@ -190,7 +197,10 @@ class Running(ABC):
     def ids(self, text: Text, encode: Callable[[str], list[int]] | None = None) -> Int[Tensor, " n"]:
         """Token ids as the tokenizer makes them (special tokens included), or the ids given; looked at once, here."""
         if isinstance(text, str) and self.tokenizer is None:
-            raise RheoscopeError("this model has no tokenizer: type token ids, or rs.load(model, tokenizer=…)")
+            raise RheoscopeError(
+                "this model has no tokenizer, so it reads no text; put its tokenizer.json beside its weights (in Python, "
+                "model.trace([1, 2, 3]) reads token ids, and rs.load(model, tokenizer=…) takes one)"
+            )
         ids = torch.tensor((encode or self.encode)(text)).long() if isinstance(text, str) else whole_numbers(text)
         longest, vocabulary = self.view.context, len(self.view.embed)
         if not len(ids) or (isinstance(text, str) and not text):  # a tokenizer may put a start token before nothing
@@ -206,10 +216,21 @@ class Running(ABC):
         return ids
 
     def words(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
-        """Each token as text; the number itself where there is no tokenizer."""
+        """Each token as text, by itself; the number itself where there is no tokenizer.
+
+        A space that a token begins with is part of it. Bytes that are no whole character are written as `⟨e4⟩`.
+        """
         if self.tokenizer is None:
             return [str(int(one)) for one in ids]
-        return [self.decode(int(one)) for one in ids]
+        return [alone(self.bytes_of(int(one))) for one in ids]
+
+    def words_in_text(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
+        """Each token as text, where they follow each other: a character of several tokens stands in the last of them."""
+        return self.words(ids) if self.tokenizer is None else in_a_text([self.bytes_of(int(one)) for one in ids])
+
+    def bytes_of(self, token: int) -> bytes:
+        """What one id stands for, in UTF-8."""
+        return as_bytes(self.piece(token), self.decode(token))
 
 
 def whole_numbers(text: Any) -> Int[Tensor, " n"]:
