@@ -16,6 +16,7 @@ from rheoscope.space.certificate import Certificate
 from rheoscope.space.editing import for_one_run
 from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
+from rheoscope.space.share import exact
 from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
@@ -164,7 +165,9 @@ class Running(ABC):
             )
         points = {str(tap.step): seen[str(tap.step)] for tap in taps(self.description) if not tap.added}
         found = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
-        return value.detach(), {label: g.reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)}
+        return value.detach(), {
+            label: exact(g).reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)
+        }
 
     def proved(self, certificate: Certificate) -> "Running":
         """The same model, with its certificate among its facts."""
@@ -214,11 +217,9 @@ def whole_numbers(text: Any) -> Int[Tensor, " n"]:
 
 
 def room(description: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
-    """Where the points of a batch will stand, as wide and as exact as the stream; each text's after each other."""
-    width = description.blocks[0].W_O.shape[-1]
-    return torch.empty(
-        len(ids), len(taps(description)), ids.shape[1], width, device=ids.device, dtype=description.embed.weight.dtype
-    )
+    """Where the points of a batch will stand, in float32 or better; each text's after each other."""
+    width, dtype = description.blocks[0].W_O.shape[-1], description.blocks[0].W_O.dtype
+    return torch.empty(len(ids), len(taps(description)), ids.shape[1], width, device=ids.device, dtype=dtype)
 
 
 def traced(
