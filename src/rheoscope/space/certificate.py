@@ -27,7 +27,8 @@ class Certificate:
     operators (x̂ through the matrices of M and F against the model's own q, k, v, as a share of them).
 
     Points are those that the model itself computed, layer by layer, so rounding does not add up with depth: each error is held
-    against what one layer rounds by in `dtype` (`slack`).
+    against what one layer rounds by in `dtype` (`slack`). `scores` is the largest one of the layers in which half precision rounds
+    scores by so much that its weights move; 0 where none is.
     `ignored` names weights that the checkpoint has or lacks and that are no part of the stream (a pooler, a classifier)."""
 
     weights: float
@@ -36,6 +37,7 @@ class Certificate:
     tokens: int
     dtype: str
     ignored: tuple[str, ...] = ()
+    scores: float = 0.0
 
     def __str__(self) -> str:
         return f"{self._sense}: {self.errors}{self._without}"
@@ -53,12 +55,13 @@ class Certificate:
         return f"; ignored, no part of the stream: {', '.join(self.ignored[:3])}{more}" if self.ignored else ""
 
     @property
-    def parts(self) -> tuple[float, float, float]:
-        return self.weights, self.closure, self.operators
+    def parts(self) -> tuple[float, float, float, float]:
+        return self.weights, self.closure, self.operators, self.scores
 
     @property
     def errors(self) -> str:
-        return f"weights off by {self.weights:.1e}, closure by {self.closure:.1e}, operators by {self.operators:.1e}"
+        rounded = f" (scores of up to {self.scores:.0f} are rounded too)" if self.scores else ""
+        return f"weights off by {self.weights:.1e}{rounded}, closure by {self.closure:.1e}, operators by {self.operators:.1e}"
 
 
 def probe(view: View) -> Int[Tensor, " n"]:
@@ -76,12 +79,12 @@ def certify(trace: Trace, own: Sequence[Float[Tensor, "h n n"]], progress: Progr
     found = []
     for layer, (block, of_layer) in enumerate(zip(trace.view.blocks, own, strict=True)):
         x = trace.read_by(layer)
-        weights = _weights_error(block.every_weights(x), of_layer)
-        unexplained = _unexplained(weights, trace, partial(trace.scores, layer))
-        found.append((weights, closure_error(trace, layer), operators_error(block, x), unexplained))
+        weights, closure = _weights_error(block.every_weights(x), of_layer), closure_error(trace, layer)
+        scores = _rounded_scores(trace, max(weights, closure), partial(trace.scores, layer))
+        found.append((weights, closure, operators_error(block, x), scores))
         if progress is not None:
             progress(layer + 1, trace.view.layers)
-    return _refused_if_wrong(trace, *(_worst(errors) for errors in zip(*found, strict=True)))
+    return _refused_if_wrong(trace, found)
 
 
 @torch.no_grad()
@@ -89,24 +92,24 @@ def certify_across(trace: Trace, own: Sequence[Float[Tensor, "h n s"]]) -> Certi
     """The same for the cross attention of every layer."""
     found = []
     for layer, of_layer in enumerate(own):
-        weights = _weights_error(_across(trace, layer), of_layer)
-        unexplained = _unexplained(weights, trace, partial(trace.cross_scores, layer))
-        found.append((weights, cross_closure_error(trace, layer), cross_operators_error(trace, layer), unexplained))
-    return _refused_if_wrong(trace, *(_worst(errors) for errors in zip(*found, strict=True)))
+        weights, closure = _weights_error(_across(trace, layer), of_layer), cross_closure_error(trace, layer)
+        scores = _rounded_scores(trace, max(weights, closure), partial(trace.cross_scores, layer))
+        found.append((weights, closure, cross_operators_error(trace, layer), scores))
+    return _refused_if_wrong(trace, found)
 
 
 def together(found: Sequence[Certificate]) -> Certificate:
     """One certificate for several parts of a model: the worst of each error."""
-    weights, closure, operators = (_worst(part) for part in zip(*(one.parts for one in found), strict=True))
-    return replace(found[0], weights=weights, closure=closure, operators=operators)
+    weights, closure, operators, scores = (_worst(part) for part in zip(*(one.parts for one in found), strict=True))
+    return replace(found[0], weights=weights, closure=closure, operators=operators, scores=scores)
 
 
-def _refused_if_wrong(
-    trace: Trace, weights: float, closure: float, operators: float, unexplained: float
-) -> Certificate:
+def _refused_if_wrong(trace: Trace, layers: Sequence[tuple[float, float, float, float]]) -> Certificate:
     dtype = trace.view.dtype
-    found = Certificate(weights, closure, operators, len(trace), str(dtype).removeprefix("torch."))
-    if not _worst((unexplained, closure, operators)) <= slack(dtype):
+    weights, closure, operators, scores = (_worst(part) for part in zip(*layers, strict=True))
+    found = Certificate(weights, closure, operators, len(trace), str(dtype).removeprefix("torch."), scores=scores)
+    unexplained = (_worst((w / max(1.0, s), c / max(1.0, s), o)) for w, c, o, s in layers)
+    if not _worst(unexplained) <= slack(dtype):
         raise RheoscopeError(
             f"the description of {trace.view.facts.get('family')} does not reproduce this model ({found.errors}, where "
             f"{found.dtype} explains {slack(dtype):.1e}); nothing computed from it would be true: please report the config"
@@ -123,16 +126,15 @@ def slack(dtype: torch.dtype) -> float:
     return max(1e-4, ROUNDINGS * torch.finfo(dtype).eps)
 
 
-def _unexplained(weights: float, trace: Trace, scores: Callable[[int], Tensor]) -> float:
-    """What of an error of weights the rounding of scores does not explain.
+def _rounded_scores(trace: Trace, error: float, scores: Callable[[int], Tensor]) -> float:
+    """The largest score of a layer, where an error needs it for its reason.
 
-    A model in half precision rounds a score s by up to |s| eps / 2, which changes weights by as much: where scores are large,
-    its own weights are that far from what its own queries and keys give.
+    A model in half precision may round a score s by up to |s| eps / 2, which moves weights, and what they carry, by as much:
+    where scores are large, its own weights are that far from what its own queries and keys give.
     """
-    if weights <= slack(trace.view.dtype) or trace.view.dtype.itemsize >= 4:
-        return weights
-    largest = max(float(scores(head).abs().max()) for head in range(trace.view.heads))
-    return weights / max(1.0, largest)
+    if error <= slack(trace.view.dtype) or trace.view.dtype.itemsize >= 4:
+        return 0.0
+    return max(float(scores(head).abs().max()) for head in range(trace.view.heads))
 
 
 def _weights_error(ours: Float[Tensor, "h n s"], own: Float[Tensor, "h n s"]) -> float:
