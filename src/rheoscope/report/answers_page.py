@@ -23,7 +23,7 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
 
     **Gives** the sentence "wrote …", or "replaced …" where there was a file of that name: nothing is overwritten in
-    silence.
+    silence. Behind it the names of analyses that failed, where there are any.
 
     **Holds** the text as tokens, a row a layer, what each layer says comes next, up to five findings that beat their nulls, the
     heads as operators, and the picture of every analysis of a text that is not dear (`rs.analyses()` lists them all), maps of
@@ -44,7 +44,8 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     check_made_by(model, trace)
     job = JOBS["flow"]
     answers = ask(Subject(model, trace.text or trace.ids, trace), job.asks({"space": space}))
-    return page_of(job, answers).save(Path(path))
+    failed = "".join(f"; {name} failed, {answers.left_out[name]}" for name in answers.failed)
+    return page_of(job, answers).save(Path(path)) + failed
 
 
 def page_of(job: Job, answers: Answers) -> Page:

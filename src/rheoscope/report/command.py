@@ -69,6 +69,7 @@ def run(
     answers = _answered(job, model, said, options, files, fast, terminal, controls)
     terminal.end(answers)
     _write(console, answers, page_of(job, answers).save if files.html or files.report else None, files)
+    _tell_failed(answers)
 
 
 def compare(job: Job, model: Model, texts: Sequence[str], options: Options, files: Files, fast: bool = False) -> None:
@@ -91,6 +92,7 @@ def compare(job: Job, model: Model, texts: Sequence[str], options: Options, file
     _write(
         console, first, compared_page(job, first, second).save if files.html or files.report else None, files, second
     )
+    _tell_failed(first, second)
 
 
 def _answered(
@@ -148,6 +150,15 @@ def _write(console: "Console", answers: Answers, save_page: Any, files: Files, s
         if files.html is not None:
             raise
         console.print(f"no report: {error}", soft_wrap=True, markup=False, style="dim")
+
+
+def _tell_failed(*every: Answers) -> None:
+    """A fault of the program is an error once everything else is told and written."""
+    failed = {key: answers.left_out[key] for answers in every for key in answers.failed}
+    if failed:
+        name, reason = next(iter(failed.items()))
+        others = f", and so did {', '.join(list(failed)[1:])}" if len(failed) > 1 else ""
+        raise RheoscopeError(f"{name} failed, {reason}{others}; everything else is told and written")
 
 
 def numbers_of(answers: Answers) -> "dict[str, xarray.Dataset]":
