@@ -7,6 +7,7 @@ is. Models in float32 or better pass as they are.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,16 +72,17 @@ def _heads(heads: Heads, dtype: torch.dtype) -> Heads:
         q, k, v = heads.project(u.to(dtype))
         return exact(q), exact(k), exact(v)
 
-    matrices = {
+    matrices: dict[str, Any] = {
         name: _matrix(getattr(heads, name)) for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
     }
-    norms = {name: getattr(heads, name) for name in ("norm", "q_norm", "k_norm", "after")}
+    own = {name: getattr(heads, name) for name in ("norm", "q_norm", "k_norm", "after")}
+    norms: dict[str, Any] = {name: None if norm is None else _norm(norm, dtype) for name, norm in own.items()}
     return replace(
         heads,
         mechanism=_mechanism(heads.mechanism),
         project=project,
         **matrices,
-        **{name: None if norm is None else _norm(norm, dtype) for name, norm in norms.items()},
+        **norms,
     )
 
 
