@@ -108,6 +108,7 @@ class Running(ABC):
         `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer gives their outputs (b, h, n, e); a `Rewrite`
         reads the points of the layer too, and may write beside the heads.
         `hooks={"L3.resid_mid": g}`: the points (b, n, d) at that step become g(points).
+        All of them are given float32 or better; what they give is rounded to the model's dtype once.
         """
         ids = self.ids(text)[None].to(self.device)
         with self.changed(edit, hooks):
