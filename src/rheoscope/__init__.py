@@ -21,6 +21,7 @@ RheoscopeError                        the one error that a user's mistake raises
 
 import sys
 from importlib import import_module
+from inspect import isfunction
 from types import ModuleType
 from typing import Any
 
@@ -72,6 +73,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'rheoscope' has no name {name!r}; it has {', '.join(sorted(homes))}")
     home = import_module(homes[name])
     value = home if name == "nn" else getattr(home, name)
+    if isfunction(value):
+        from rheoscope.space.given import looking_first  # with torch, which most of these functions need
+
+        value = looking_first(name, value)
     globals()[name] = value
     return value
 

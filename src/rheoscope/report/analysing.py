@@ -19,6 +19,7 @@ from rheoscope.report.terminal import Terminal
 from rheoscope.report.texts import text_of
 from rheoscope.report.typed import heads_of, labels_of, numbers_of, texts_of, token_of
 from rheoscope.space.analysis import Analysis
+from rheoscope.space.given import without_none
 from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
 
@@ -46,7 +47,7 @@ def option_of(name: str, hint: Any) -> Option | None:
     >>> option_of("words", dict | str | None).typed
     str | None
     """
-    optional, plain = _without_none(hint)
+    optional, plain = without_none(hint)
     if name == "heads":
         return Option(str | None, lambda _, typed, model: heads_of(typed, model.view))
     if name == "labels":
@@ -67,14 +68,6 @@ def option_of(name: str, hint: Any) -> Option | None:
             str | None, lambda option, typed, model: None if typed is None else numbers_of(typed, number, option)
         )
     return None
-
-
-def _without_none(hint: Any) -> tuple[bool, Any]:
-    """Whether it may be None, and what it is else."""
-    if get_origin(hint) not in (Union, UnionType):
-        return False, hint
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    return len(parts) < len(get_args(hint)), Union[tuple(parts)] if len(parts) > 1 else parts[0]  # noqa: UP007
 
 
 def _number_in(hint: Any) -> Callable[[str], Any] | None:
@@ -147,7 +140,7 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
 
 def _control(asked: Analysis) -> Callable[[Model, str | None], Any] | None:
     """From the untrained model and the text to the setting `control`, where there is one."""
-    kind = _without_none(asked.settings["control"].annotation)[1] if "control" in asked.settings else None
+    kind = without_none(asked.settings["control"].annotation)[1] if "control" in asked.settings else None
     made: dict[Any, Callable[[Model, str | None], Any]] = {
         Model: lambda model, said: model,
         Trace: lambda model, said: model.trace(said or ""),

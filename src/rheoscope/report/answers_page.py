@@ -23,8 +23,8 @@ from rheoscope.space.trace import Trace
 def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw") -> str:
     """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
 
-    **Gives** the sentence "wrote …", or "replaced …" where there was a report of that name. A file that Rheoscope did not write
-    is never overwritten.
+    **Gives** the sentence "wrote …", or "replaced …" where there was a report of that name, and behind it the names of analyses
+    that failed, where there are any. A file that Rheoscope did not write is never overwritten.
 
     **Holds** the text as tokens, a row a layer, what each layer says comes next, up to five findings that beat their nulls, the
     heads as operators, and the picture of every analysis of a text that is not dear (`rs.analyses()` lists them all), maps of
@@ -46,7 +46,8 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     check_free(Path(path))
     job = JOBS["flow"]
     answers = ask(Subject(model, trace.text or trace.ids, trace), job.asks({"space": space}))
-    return page_of(job, answers).save(Path(path))
+    failed = "".join(f"; {name} failed, {answers.left_out[name]}" for name in answers.failed)
+    return page_of(job, answers).save(Path(path)) + failed
 
 
 def page_of(job: Job, answers: Answers) -> Page:

@@ -86,6 +86,7 @@ def run(
     wrote = _write(answers, page_of(job, answers).save if files.page else None, files)
     terminal.end(answers)
     terminal.files(wrote)
+    _tell_failed(answers)
 
 
 def compare(
@@ -113,6 +114,7 @@ def compare(
                     terminal.show(named(block, f" (text {at})"))
         terminal.end(answers)
     terminal.files(wrote)
+    _tell_failed(first, second)
 
 
 def _answered(
@@ -169,6 +171,15 @@ def _write(answers: Answers, save_page: Any, files: Files, second: Answers | Non
     if save_page is not None:
         said.append(save_page(free_name(REPORT) if files.html is None else files.html))
     return said
+
+
+def _tell_failed(*every: Answers) -> None:
+    """A fault of the program is an error once everything else is told and written."""
+    failed = {key: answers.left_out[key] for answers in every for key in answers.failed}
+    if failed:
+        name, reason = next(iter(failed.items()))
+        others = f", and so did {', '.join(list(failed)[1:])}" if len(failed) > 1 else ""
+        raise RheoscopeError(f"{name} failed, {reason}{others}; everything else is told and written")
 
 
 def numbers_of(answers: Answers) -> "dict[str, xarray.Dataset]":

@@ -126,7 +126,7 @@ class Relevance(Factored):
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """All heads of one layer, described by the family, in the model's own tensors (views, no copies).
+    """All heads of one layer, described by the family, in the model's own tensors (views; float32 copies of those in half precision).
 
     `project(u)` are the model's own projections (biases and QK-norm included, rotation not); the matrices beside it say
     the same as operators, and loading proves that both agree.

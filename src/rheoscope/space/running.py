@@ -17,6 +17,7 @@ from rheoscope.space.certificate import Certificate
 from rheoscope.space.editing import for_one_run
 from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
+from rheoscope.space.share import exact
 from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
 from rheoscope.space.token_text import alone, as_bytes, in_a_text
 from rheoscope.space.trace import Trace
@@ -127,6 +128,7 @@ class Running(ABC):
         `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer gives their outputs (b, h, n, e); a `Rewrite`
         reads the points of the layer too, and may write beside the heads.
         `hooks={"L3.resid_mid": g}`: the points (b, n, d) at that step become g(points).
+        All of them are given float32 or better; what they give is rounded to the model's dtype once.
         """
         ids = self.ids(text)[None].to(self.device)
         with self.changed(edit, hooks):
@@ -184,7 +186,9 @@ class Running(ABC):
             )
         points = {str(tap.step): seen[str(tap.step)] for tap in taps(self.description) if not tap.added}
         found = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
-        return value.detach(), {label: g.reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)}
+        return value.detach(), {
+            label: exact(g).reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)
+        }
 
     def proved(self, certificate: Certificate) -> "Running":
         """The same model, with its certificate among its facts."""
@@ -248,11 +252,9 @@ def whole_numbers(text: Any) -> Int[Tensor, " n"]:
 
 
 def room(description: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
-    """Where the points of a batch will stand, as wide and as exact as the stream; each text's after each other."""
-    width = description.blocks[0].W_O.shape[-1]
-    return torch.empty(
-        len(ids), len(taps(description)), ids.shape[1], width, device=ids.device, dtype=description.embed.weight.dtype
-    )
+    """Where the points of a batch will stand, in float32 or better; each text's after each other."""
+    width, dtype = description.blocks[0].W_O.shape[-1], description.blocks[0].W_O.dtype
+    return torch.empty(len(ids), len(taps(description)), ids.shape[1], width, device=ids.device, dtype=dtype)
 
 
 def traced(

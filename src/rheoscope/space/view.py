@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -23,6 +24,7 @@ class View:
     longest text in tokens, where there is one; logits s are capped as c tanh(s / c) where there is a `logit_cap` c.
     `crossing[l]` are the heads by which layer l of a decoder reads a source, where there is one. `facts` say where it all
     comes from and decide no number: name, family, weight hash, dtype, device, and the certificate of exactness.
+    `dtype` is what the model computes in: its points and weights are rounded to it, and stand here in float32 or better.
     """
 
     blocks: tuple[Heads, ...]
@@ -36,6 +38,7 @@ class View:
     logit_cap: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     crossing: tuple[Crossing, ...] = ()
+    dtype: torch.dtype = torch.float32
 
     def __repr__(self) -> str:
         return f"<View of {self.in_words}>"
