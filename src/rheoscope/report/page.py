@@ -59,6 +59,10 @@ small { color: var(--muted); }
 .key i { display: inline-block; width: 1.1rem; height: 0; border-top: 2.5px solid var(--c); margin-right: .4rem; vertical-align: middle; }
 .key i.dashed { border-top-style: dashed; }
 .key i.dots { width: .55rem; height: .55rem; border: 0; border-radius: 50%; background: var(--c); }
+.scale { display: flex; align-items: flex-start; gap: .9rem; margin-bottom: .2rem; color: var(--muted);
+  font-size: .78rem; line-height: 1.25; }
+.scale i { position: relative; flex: 0 1 11rem; height: .55rem; margin: .2rem 0 1.1rem; border: 1px solid var(--line); font-style: normal; }
+.scale b { position: absolute; top: .65rem; transform: translateX(-50%); font-weight: 400; white-space: nowrap; }
 svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; }
 svg text { fill: var(--muted); } svg text.axis { fill: var(--muted); } svg .cell text, svg text.word { fill: var(--ink); }
 svg .cell text.on { fill: #fff; }
