@@ -1,6 +1,7 @@
 """What all hands have in common: words of others are words."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_rings_stars_and_hairs_are_drawn_and_each_dot_has_its_own_words() -> Non
     hair, dots, ring, star, up, _ = in_notebook(Picture("", "", (panel,))).data
     assert (hair.hoverinfo, ring.marker.symbol, star.marker.symbol) == ("skip", "circle-open", "star")
     assert list(dots.customdata) == ["one", "two"]
-    assert (up.textposition, up.text[0]) == ("top center", "<b> up </b>")
+    assert (up.textposition, up.text[0]) == ("top center", "<b> \u2002up\u2002 </b>")
     paper = on_paper(Picture("", "", (panel,)))
     paper.draw_without_rendering()
     assert [text.get_text() for text in paper.axes[0].texts] == ["up", "down"]
@@ -104,5 +105,5 @@ def test_names_below_a_panel_do_not_touch_and_counts_have_whole_ticks() -> None:
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
     assert len(boxes) > 3
-    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
     assert all(float(tick) == round(float(tick)) for tick in figure.axes[1].get_xticks())

@@ -2,9 +2,12 @@
 
 from typing import Any
 
-from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
+from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, decades, number, thinned
 from rheoscope.report.style import INK, MUTED, PAPER
 from rheoscope.shapes import RheoscopeError
+
+SPACE = "\u2002"
+"""Between a word and its dot; plotly drops others."""
 
 
 def in_notebook(picture: Picture) -> Any:
@@ -140,7 +143,8 @@ def word(mark: Word) -> Any:
     anchor = {
         "left": "middle left", "right": "middle right", "above": "top center", "below": "bottom center", "middle": "middle center"
     }[mark.side]  # fmt: skip
-    text = f"<b> {escaped(mark.text)} </b>" if mark.strong else escaped(mark.text)  # room for a ring
+    text = escaped(mark.text) if mark.side == "middle" else f"{SPACE}{escaped(mark.text)}{SPACE}"
+    text = f"<b> {text} </b>" if mark.strong else text  # room for a ring
     return go.Scatter(
         x=[mark.x], y=[mark.y], text=[text], mode="text", textposition=anchor, textfont={"size": 10}, hoverinfo="skip"
     )
@@ -206,7 +210,8 @@ def axis_of(axis: Axis, panel: Panel, direction: str) -> dict[str, Any]:
     """An axis in plotly's words."""
     told: dict[str, Any] = {"title": {"text": escaped(axis.label), "font": {"size": 11, "color": MUTED}}}
     if axis.log:
-        told |= {"type": "log"}
+        at = decades(*panel.span(direction))
+        told |= {"type": "log", "tickvals": at, "ticktext": [number(value) for value in at]}
     elif panel.cells and direction == "y":
         told |= {"autorange": "reversed"}
     else:

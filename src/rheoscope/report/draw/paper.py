@@ -124,7 +124,7 @@ def scale(axes: "Axes", cells: Cells, height: float) -> None:
     bar.ax.set_ylim(shades[0], shades[-1])
     bar.set_ticks(shades, labels=words)
     bar.ax.tick_params(labelsize=7, length=0, pad=2)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.set_label(plain(cells.name), fontsize=7, color=MUTED)
 
 

@@ -49,7 +49,8 @@ def paths(dataset: "xarray.Dataset") -> Panel:
             Line(word, place[-1:, at, 0], place[-1:, at, 1], colour, "dots", tip),
         ]
     share = dataset.place_share.values
-    about = "One line a token, from the embedding to the dot after the last layer; blue tokens come first in the text, red last. Named are the first and the last token, then the outermost."
+    about = "One line a token, from the embedding to the dot after the last layer; blue tokens come first in the text, red last."
+    about += " Named are the first and the last token, then the outermost."
     about += f" {len(drawn)} of {len(words)} are drawn." if len(drawn) < len(words) else ""
     spans = window(place)
     marks += named(names(dataset, words), place[-1], spans, NAMED, columns=2)
@@ -75,7 +76,7 @@ def names(dataset: "xarray.Dataset", words: list[str]) -> list[Name]:
     outermost = np.argsort(-np.linalg.norm(ends, axis=-1), kind="stable")
     order = dict.fromkeys([0, len(words) - 1, *outermost.tolist()])
     strong = {0, len(words) - 1}
-    return [Name(*map(float, ends[at]), words[at], at in strong) for at in order]
+    return [Name(float(ends[at, 0]), float(ends[at, 1]), words[at], at in strong) for at in order]
 
 
 def speeds(dataset: "xarray.Dataset") -> Panel:
