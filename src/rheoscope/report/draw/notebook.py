@@ -210,8 +210,8 @@ def axis_of(axis: Axis, panel: Panel, direction: str) -> dict[str, Any]:
     """An axis in plotly's words."""
     told: dict[str, Any] = {"title": {"text": escaped(axis.label), "font": {"size": 11, "color": MUTED}}}
     if axis.log:
-        at = decades(*panel.span(direction))
-        told |= {"type": "log", "tickvals": at, "ticktext": [number(value) for value in at]}
+        values = decades(*panel.span(direction))
+        told |= {"type": "log", "tickvals": values, "ticktext": [number(value) for value in values]}
     elif panel.cells and direction == "y":
         told |= {"autorange": "reversed"}
     else:

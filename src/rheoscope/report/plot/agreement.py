@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 CAPTION = (
     "Blue heads score those keys high that are like the query in E, orange ones those that are unlike it; the fainter its colour, the "
     "less a head asks. The raw map counts nearness and length as similarity, the controlled one takes both out; framed heads "
-    "lie beyond random heads of the same singular values at a false discovery rate of 5 %. Position alone is what nearness would explain; untrained is the same architecture "
-    "at initial weights."
+    "lie beyond random heads of the same singular values at a false discovery rate of 5 %. Position alone is what nearness would "
+    "explain; untrained is the same architecture at initial weights."
 )
 MAPS = {
     "agreement": "Agreement, given distance and length",
