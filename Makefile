@@ -48,7 +48,7 @@ types:
 
 docs:
 	$(INSTALL) docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict
 
 wheel:
 	$(INSTALL) dev

@@ -15,6 +15,7 @@ TIP = re.compile(r"<title>.*?</title>", re.S)
 def sheet(picture: Picture, colours: Mapping[str, str] = LIGHT) -> str:
     """All panels of a picture as one SVG file, which needs no page around it.
 
+    >>> from rheoscope.report.picture import Panel
     >>> sheet(Picture("", "", (Panel("a", "", ()), Panel("b", "", ())))).count("<g ")
     2
     """
