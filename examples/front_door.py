@@ -19,9 +19,8 @@ from rheoscope.report.tell import questions
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = "<!-- verdicts -->", "<!-- /verdicts -->"
-PAGES = "README.md", "docs/index.md"
-WIDTH = 108
-"""Columns of the terminal that is shown: a code block of GitHub has as many."""
+PAGES = {"README.md": 108, "docs/index.md": 80}
+"""Columns of the terminal that is shown: as many as a code block has there."""
 
 
 def sample() -> str:
@@ -29,7 +28,7 @@ def sample() -> str:
     return re.findall(r'^SAMPLE := "(.*)"$', (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[0]
 
 
-def verdicts(text: str) -> str:
+def verdicts(text: str, columns: int) -> str:
     """The seven questions and their answers, cut out of what the command prints."""
     from typer.testing import CliRunner
 
@@ -37,7 +36,7 @@ def verdicts(text: str) -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         page = str(Path(folder) / "report.html")
-        ran = CliRunner().invoke(app, ["flow", text, "--html", page], env={"COLUMNS": str(WIDTH), "NO_COLOR": "1"})
+        ran = CliRunner().invoke(app, ["flow", text, "--html", page], env={"COLUMNS": str(columns), "NO_COLOR": "1"})
     if ran.exit_code:
         raise SystemExit(ran.output)
     told = ran.stdout.split(questions.HEADING, 1)[1].split("Untrained:", 1)[0]
@@ -61,9 +60,9 @@ def main() -> None:
     cloud = picture_of(rs.frames(model.trace(text)), words=model.words)
     for name, colours in (("light", LIGHT), ("dark", DARK)):
         write(ROOT / "docs" / "figures" / f"cloud-{name}.svg", sheet(cloud, colours))
-    told = verdicts(text)
-    for page in PAGES:
-        write(ROOT / page, between_marks((ROOT / page).read_text(encoding="utf-8"), text, told))
+    for page, columns in PAGES.items():
+        before = (ROOT / page).read_text(encoding="utf-8")
+        write(ROOT / page, between_marks(before, text, verdicts(text, columns)))
 
 
 if __name__ == "__main__":

@@ -33,10 +33,12 @@ def as_page() -> str:
 
 
 def entry(name: str, home: str) -> str:
-    """One name; a module shows what is in it."""
+    """One name; of a module, what it is made for."""
     whole = name == "nn"
-    return f"### rs.{name}\n\n::: {home if whole else f'{home}.{name}'}" + (
-        "\n    options:\n      members: true" if whole else ""
+    members = ["Attention", "MultiHeadAttention"] if whole else []
+    options = [f"heading: rs.{name}", f"toc_label: rs.{name}", f"members: {members or 'false'}"]
+    return "\n".join(
+        [f"::: {home if whole else f'{home}.{name}'}", "    options:", *(f"      {one}" for one in options)]
     )
 
 
