@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from rheoscope.models.recipes import RECIPES, Recipe, recipe, setting
 from rheoscope.models.sources import corpus_for
 from rheoscope.models.task import task_of
 from rheoscope.models.train import Figures, Place, Tell, placed, train
+from rheoscope.report.duration import beforehand, speed, telling_pace
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -101,12 +103,24 @@ def _trained(
     """Prepare, train, and the line that ends it."""
     with preparing(place.first) as told:
         corpus = corpus_for(wanted, data, held_out, out / "data", place, told)
-    begun = state.kept_step(out)
-    finished = begun == wanted.steps
+    begun, task = state.kept_step(out), task_of(corpus, wanted)
+    pace = _pace(wanted, begun, task.vocabulary, place)
     with learning(wanted, out, begun, place.first, tensorboard) as tell:
-        figures = train(wanted, task_of(corpus, wanted), out, corpus.tokenizer, device, tell=tell, say=_say)
+        figures = train(wanted, task, out, corpus.tokenizer, device, tell=lambda one: (tell(one), pace(one)), say=_say)
+    finished = begun == wanted.steps
     did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
-    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}); type {next_words(wanted, out)}"
+    more = f"; --steps {2 * wanted.steps} would go on" if finished else ""
+    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}){more}; type {next_words(wanted, out)}"
+
+
+def _pace(wanted: Recipe, begun: int, vocabulary: int, place: Place) -> Tell:
+    """On a CPU, what tells how long it will take: at once where that is hours, and after a few steps."""
+    if place.device.type != "cpu" or not place.first:
+        return lambda figures: None
+    warning = beforehand(replace(wanted, config=wanted.config.but(vocabulary=vocabulary)), begun, speed())
+    if warning:
+        _say(warning)
+    return telling_pace(wanted, begun, _say)
 
 
 def next_words(trained: Recipe, out: Path) -> str:
