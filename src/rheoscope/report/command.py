@@ -20,7 +20,7 @@ from rheoscope.report.terminal import Terminal
 from rheoscope.report.threads import leave_a_core
 from rheoscope.report.verdicts import QUESTIONS, dataset_of
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Model
+from rheoscope.space.model import Model, Text
 
 if TYPE_CHECKING:
     import xarray
@@ -54,7 +54,7 @@ class Files:
 def run(
     job: Job,
     model: Model,
-    said: str | None,
+    said: Text | None,
     options: Options,
     files: Files,
     fast: bool = False,
@@ -68,10 +68,10 @@ def run(
     terminal = Terminal(console, job.tells, explain)
     answers = _answered(job, model, said, options, files, fast, terminal, controls)
     terminal.end(answers)
-    _write(console, answers, page_of(job, answers).save if files.html or files.report else None, files)
+    write(console, numbers_of(answers), page_of(job, answers).save if files.html or files.report else None, files)
 
 
-def compare(job: Job, model: Model, texts: Sequence[str], options: Options, files: Files, fast: bool = False) -> None:
+def compare(job: Job, model: Model, texts: Sequence[Text], options: Options, files: Files, fast: bool = False) -> None:
     """Two texts, layer by layer beside each other."""
     from rich.console import Console
 
@@ -88,15 +88,14 @@ def compare(job: Job, model: Model, texts: Sequence[str], options: Options, file
                 for block in one.blocks(answers):
                     terminal.show(block)
         terminal.end(answers)
-    _write(
-        console, first, compared_page(job, first, second).save if files.html or files.report else None, files, second
-    )
+    page = compared_page(job, first, second).save if files.html or files.report else None
+    write(console, numbers_of(first), page, files, numbers_of(second))
 
 
 def _answered(
     job: Job,
     model: Model,
-    said: str | None,
+    said: Text | None,
     options: Options,
     files: Files,
     fast: bool,
@@ -115,10 +114,10 @@ def _answered(
         terminal.hear(so_far)
 
     with asking_bar() as tell:
-        return ask(subject, asks, not fast, _beside(controls, said), hear, tell)
+        return ask(subject, asks, not fast, beside(controls, said), hear, tell)
 
 
-def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside:
+def beside(controls: Sequence[Callable[[], Model]], said: Text | None) -> Beside:
     """The text in every control; where there is none, nothing to wait for."""
     if said is None or not controls:
         return ()
@@ -131,9 +130,14 @@ def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside
     return [partial(put_through, make) for make in controls]
 
 
-def _write(console: "Console", answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> None:
+def write(
+    console: "Console",
+    numbers: "dict[str, xarray.Dataset]",
+    save_page: Any,
+    files: Files,
+    compared: "dict[str, xarray.Dataset] | None" = None,
+) -> None:
     """Files in the order in which they are typed; a report that nobody named fails quietly."""
-    numbers, compared = numbers_of(answers), None if second is None else numbers_of(second)
     said = [] if files.json is None else [save_json(numbers, files.json, compared)]
     if files.csv is not None:
         said.append(save_csv(numbers, files.csv))
