@@ -12,7 +12,7 @@ DRAWS = 20
 """Random heads that each head is compared with in the main report; `rheoscope covers --draws` takes more."""
 LONG = 256
 """Tokens from which on the main report asks less of the dearest analyses: a part of the tokens, fewer draws, one layer."""
-QUERIES, ROWS = 96, 48
+QUERIES, ROWS = 64, 32
 """Queries of a long text that agreement looks at, and tokens whose distances to all others distortion looks at."""
 TURNS = 8
 """How often all heads are turned at random to see what they then keep of the distances."""
@@ -83,10 +83,13 @@ def _fixed_point(answers: Answers) -> dict[str, Settings]:
 SETTINGS: dict[str, Callable[[Answers], dict[str, Settings]]] = {
     "geometry_kept": lambda answers: {"": _nearest(answers, _counted(answers) - 2)},
     "distortion": lambda answers: {
-        "": _nearest(answers, (_counted(answers) - 1) // 2) | {"draws": TURNS, "rows": ROWS}
+        "": _nearest(answers, (_counted(answers) - 1) // 2)
+        | {"draws": TURNS, "rows": ROWS if is_long(answers) else None}
     },
     "purity": _purity,
-    "agreement": lambda answers: {"": {"draws": DRAWS, "queries": QUERIES}},
+    "agreement": lambda answers: {
+        "": {"draws": TURNS if is_long(answers) else DRAWS, "queries": QUERIES if is_long(answers) else None}
+    },
     "distorted_pairs": _furthest,
     "score_attribution": _surest,
     "head_types": lambda answers: {"": {"trace": None}},

@@ -64,7 +64,7 @@ def ordered(x: Float[Tensor, "*t n"]) -> Int[Tensor, "*t n"]:
     [[1, 3, 0, 2]]
     """
     if x.device.type != "cpu":
-        return x.argsort(-1, stable=True)
+        return x.argsort(stable=True, dim=-1)
     bits = x.detach().double().contiguous().numpy().view(np.int64)
     mask = (1 << max(1, (x.shape[-1] - 1).bit_length())) - 1
     packed = bits ^ ((bits >> 63) & np.int64(2**63 - 1))  # as numbers, negative ones turned round, in their order
