@@ -44,14 +44,16 @@ def typed(*words: str) -> Any:
 
 def test_a_text_that_is_too_long_names_both_ways_out(here: Path) -> None:
     for words in (["flow"], ["covers"], ["analyse", "trajectory"]):
-        with pytest.raises(RheoscopeError, match=r"the model reads at most 1,024; type --first 1024, or --window 512"):
+        with pytest.raises(RheoscopeError, match=r"the model reads at most 512; type --first 512, or --window 512"):
             typed(*words, "--file", "book.txt")
-    with pytest.raises(RheoscopeError, match=r"reads at most 1,024; type --first 1024$"):
+    with pytest.raises(RheoscopeError, match=r"reads at most 512; type --first 512$"):
         typed("reverse", "--file", "book.txt")
 
 
 def test_300_megabytes_are_refused_by_their_size_or_read_no_further_than_needed(here: Path) -> None:
-    with pytest.raises(RheoscopeError, match="huge.txt has 300 MB, more than any model reads at once; type --first 1000"):
+    with pytest.raises(
+        RheoscopeError, match=r"huge.txt has 300 MB, more than any model reads at once; type --first 1000"
+    ):
         typed("flow", "--file", "huge.txt")
     done = typed("analyse", "trajectory", "--file", "huge.txt", "--first", "12")
     assert "\n12 tokens: " in done.stdout
@@ -59,7 +61,7 @@ def test_300_megabytes_are_refused_by_their_size_or_read_no_further_than_needed(
 
 def test_a_book_in_pieces(here: Path) -> None:
     """The seven questions over the pieces, and every number with its interval."""
-    words = ["--file", "book.txt", "--first", "50", "--window", "25", "--no-control", "--no-html", "--json", "a.json"]
+    words = ["--file", "book.txt", "--first", "50", "--window", "25", "--fast", "--no-html", "--json", "a.json"]
     done = typed("flow", *words)
     assert "50 tokens in 2 pieces of 25" in done.stdout
     assert "Seven questions to 2 pieces" in done.stdout
