@@ -1,5 +1,6 @@
 """The command `rheoscope`: thin, every answer comes from the rooms below."""
 
+import gc
 import sys
 from difflib import get_close_matches
 from pathlib import Path
@@ -424,6 +425,9 @@ def dynamics_command(
 
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
+    gc.set_threshold(
+        100_000, 10, 10
+    )  # imports make half a million objects that stay: looking through them takes as long as an analysis
     try:
         app(asked(sys.argv[1:]))
     except Exception as error:

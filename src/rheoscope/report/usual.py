@@ -12,9 +12,9 @@ DRAWS = 20
 """Random heads that each head is compared with in the main report; `rheoscope covers --draws` takes more."""
 LONG = 256
 """Tokens from which on the main report asks less of the dearest analyses: a part of the tokens, fewer draws, one layer."""
-QUERIES, ROWS = 64, 32
-"""Queries of a long text that agreement looks at, and tokens whose distances to all others distortion looks at."""
-TURNS = 8
+QUERIES, ROWS, FEW = 64, 32, 8
+"""Of a long text: queries that agreement looks at, tokens whose distances to all others distortion looks at, draws."""
+TURNS = 6
 """How often all heads are turned at random to see what they then keep of the distances."""
 
 
@@ -72,7 +72,7 @@ def is_long(answers: Answers) -> bool:
 
 def _transport(answers: Answers) -> dict[str, Settings]:
     """Of a long text the way layer by layer and the whole way, with few draws: Student's law needs no more."""
-    return {"": {"strides": sorted({1, answers.view.layers}), "draws": TURNS} if is_long(answers) else {}}
+    return {"": {"strides": sorted({1, answers.view.layers}), "draws": FEW} if is_long(answers) else {}}
 
 
 def _fixed_point(answers: Answers) -> dict[str, Settings]:
@@ -88,7 +88,7 @@ SETTINGS: dict[str, Callable[[Answers], dict[str, Settings]]] = {
     },
     "purity": _purity,
     "agreement": lambda answers: {
-        "": {"draws": TURNS if is_long(answers) else DRAWS, "queries": QUERIES if is_long(answers) else None}
+        "": {"draws": FEW if is_long(answers) else DRAWS, "queries": QUERIES if is_long(answers) else None}
     },
     "distorted_pairs": _furthest,
     "score_attribution": _surest,
