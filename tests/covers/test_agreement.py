@@ -268,8 +268,8 @@ def test_some_queries_stand_for_all_and_say_how_well() -> None:
     """Drawn again and again they scatter around all of them about as far as they say; all of them have no error."""
     trace = on(bare(heads=2), random(0, 120, 16))
     whole = rs.agreement(trace, draws=0)
-    assert rs.agreement(trace, draws=0, queries=120).equals(whole)
-    assert float(whole.agreement_error.max()) == 0
+    assert rs.agreement(trace, draws=0, queries=120).equals(whole)  # all there are
+    assert "agreement_error" not in whole
     found = [rs.agreement(trace, draws=0, queries=30, seed=seed) for seed in range(40)]
     values = np.stack([one.agreement.values for one in found])
     stated = np.stack([one.agreement_error.values for one in found]).mean(0)

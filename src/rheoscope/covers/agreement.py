@@ -63,7 +63,7 @@ def agreement(
     **Takes** `queries`, how many of a long text's are looked at, drawn at random from `seed` and each beside all its keys (None:
     all); `agreement_error` is what that leaves uncertain. The null sees the same queries, so p is as good as with all.
 
-    **Gives** (layer, head): `agreement`, `agreement_error`, `agreement_raw`, `agreement_uncentred`, `agreement_embedding`,
+    **Gives** (layer, head): `agreement` (of some queries with `agreement_error`), `agreement_raw`, `agreement_uncentred`, `agreement_embedding`,
     `position_baseline`, `null_mean`, `null_sd`, `z`, `p_value`, `q_value`, with a control `agreement_untrained` and
     `agreement_raw_untrained`; (layer): `queries`. NaN in a layer where no query has enough keys (a narrow window).
     `mean_agreement` over all heads and, of random heads, `mean_agreement_drawn` (draw): `p_values` of the two answers for the model
@@ -261,7 +261,8 @@ def _values(
     beside: Float[Tensor, "layer h 5"] | None,
 ) -> dict[str, Tensor]:
     table = own.means[0]
-    values = dict(zip(MEANS, table.unbind(-1), strict=True)) | {"queries": own.queries, "agreement_error": own.error[0]}
+    values = dict(zip(MEANS, table.unbind(-1), strict=True)) | {"queries": own.queries}
+    values |= {"agreement_error": own.error[0]} if bool((own.error > 0).any()) else {}
     if beside is not None:
         values |= {f"{name}_untrained": beside[..., MEANS.index(name)] for name in CONTROLLED}
     values["mean_agreement"] = table[..., 0].nanmean()
@@ -287,9 +288,7 @@ AGREEMENT = Analysis(
             null="null_mean",
             null_sd="null_sd",
         ),
-        "agreement_error": Field(
-            OF_HEAD, "standard error of agreement where only some queries were looked at: 0 where all were"
-        ),
+        "agreement_error": Field(OF_HEAD, "standard error of agreement, where only some queries were looked at"),
         "agreement_raw": Field(OF_HEAD, "the same, nothing partialled out: nearness and length count as similarity"),
         "agreement_uncentred": Field(
             OF_HEAD, "as agreement, the cosine of x̂ as it is, the mean of the cloud not taken away"

@@ -112,7 +112,8 @@ def kernel(
         for clouds in ([image.of(cloud) for image in seen], [cloud @ image.left for image in seen])
     )
     found = dict(zip(COMPARED, own.unbind(-1), strict=True))
-    found["rsa_error"] = torch.stack([rsa_errors(of, image.of(cloud)) for image in seen], 1)
+    if len(some) < len(cloud):
+        found["rsa_error"] = torch.stack([rsa_errors(of, image.of(cloud)) for image in seen], 1)
     found |= {f"{name}_raw": raw[..., at] for at, name in enumerate(COMPARED)}
     found |= by_chance(cloud, of, seen, nearest, turns, seed) if len(turns) else {}
     found["rank"] = torch.stack([image.rank for image in seen], -1)
@@ -256,7 +257,7 @@ DISTORTION = Analysis(
         for name in KEPT
     }
     | {
-        "rsa_error": Field(OF_IMAGE, "standard error of rsa where only some rows were looked at: 0 where all were"),
+        "rsa_error": Field(OF_IMAGE, "standard error of rsa, where only some rows were looked at"),
         "collapse": Field(
             OF_IMAGE,
             "share of the variance of the cloud that the image cannot see: what lies outside the row space it reads",

@@ -37,10 +37,10 @@ def sampled(answers: Answers) -> str:
     """Which part of a long text the dearest analyses looked at, and how far off that leaves a head."""
     agreement, distortion = (answers.found.get(name) for name in ("agreement", "distortion"))
     said = []
-    if agreement is not None and "sampled_queries" in agreement.attrs:
+    if agreement is not None and "agreement_error" in agreement:
         error = float(agreement.agreement_error.mean())
         said.append(f"agreement looked at {agreement.attrs['sampled_queries']} queries (a head ± {short(error)})")
-    if distortion is not None and "rows" in distortion.attrs:
+    if distortion is not None and "rsa_error" in distortion:
         error = float(distortion.rsa_error.mean())
         said.append(f"distortion at {distortion.attrs['rows']} tokens beside all others (a head ± {short(error)})")
     return (
