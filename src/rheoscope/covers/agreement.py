@@ -63,8 +63,8 @@ def agreement(
     **Takes** `queries`, how many of a long text's are looked at, drawn at random from `seed` and each beside all its keys (None:
     all); `agreement_error` is what that leaves uncertain. The null sees the same queries, so p is as good as with all.
 
-    **Gives** (layer, head): `agreement` (of some queries with `agreement_error`), `agreement_raw`, `agreement_uncentred`, `agreement_embedding`,
-    `position_baseline`, `null_mean`, `null_sd`, `z`, `p_value`, `q_value`, with a control `agreement_untrained` and
+    **Gives** (layer, head): `agreement` (of some queries with `agreement_error`), `agreement_raw`, `agreement_uncentred`,
+    `agreement_embedding`, `position_baseline`, `null_mean`, `null_sd`, `z`, `p_value`, `q_value`, with a control `agreement_untrained` and
     `agreement_raw_untrained`; (layer): `queries`. NaN in a layer where no query has enough keys (a narrow window).
     `mean_agreement` over all heads and, of random heads, `mean_agreement_drawn` (draw): `p_values` of the two answers for the model
     as a whole.
