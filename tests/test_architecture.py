@@ -32,7 +32,7 @@ LAYERS = [
     ["models", "pretrained", "flow", "covers"],
     ["space"],
     ["attention"],
-    ["files"],
+    ["files", "cards"],
     ["shapes"],
 ]
 DEPTH = {room: depth for depth, row in enumerate(LAYERS) for room in row}

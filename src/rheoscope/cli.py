@@ -4,12 +4,26 @@ import gc
 import sys
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
-from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, First, Html, Json, ModelName, Text, Window
+from rheoscope.report.console import show_anyhow
+from rheoscope.report.options import (
+    Csv,
+    Device,
+    Dtype,
+    Explain,
+    Fast,
+    File,
+    First,
+    Html,
+    Json,
+    ModelName,
+    Several,
+    Text,
+    Window,
+)  # fmt: skip
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -98,7 +112,7 @@ def flow_command(
     from rheoscope.report.jobs import JOBS
     from rheoscope.report.long_texts import cut
     from rheoscope.report.progress import opened, untrained_controls
-    from rheoscope.report.texts import text_of
+    from rheoscope.report.texts import check_text, text_of, typed
     from rheoscope.shapes import RheoscopeError
 
     if html is not None and no_html:
@@ -106,7 +120,8 @@ def flow_command(
     if controls is not None and no_control:
         raise RheoscopeError("--controls and --no-control exclude each other; type one of them")
     check_space(space)
-    said, files = text_of(text, file, first), command.Files(json, csv, html, report=not no_html)
+    check_text(compare)
+    said, files = text_of(text, file, first), command.Files(json, csv, html, file, report=not no_html)
     network = opened(model, device, dtype)
     parts = cut(network, said, first, window)
     if compare is None:
@@ -114,8 +129,8 @@ def flow_command(
         pieces.run(JOBS["flow"], network, parts, {"space": space}, files, fast, explain, beside)
     else:
         pieces.refuse_several(parts, "--compare")
-        both = parts.texts[0], cut(network, compare, first).texts[0]
-        command.compare(JOBS["flow"], network, both, {"space": space}, files, fast)
+        both = parts.texts[0], cut(network, typed(compare), first).texts[0]
+        command.compare(JOBS["flow"], network, both, {"space": space}, files, fast, explain)
 
 
 @app.command("operators")
@@ -140,7 +155,9 @@ def operators_command(
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
     from rheoscope.report.progress import opened
+    from rheoscope.report.texts import check_text
 
+    check_text(text)
     files, network = command.Files(json, csv, html), opened(model, device, dtype)
     command.run(JOBS["operators"], network, text, {"raw": raw, "text": text}, files, explain=explain)
 
@@ -176,7 +193,7 @@ def covers_command(
     from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
 
-    said, files = text_of(text, file, first), command.Files(json, csv, html)
+    said, files = text_of(text, file, first), command.Files(json, csv, html, file)
     network = opened(model, device, dtype)
     parts = cut(network, said, first, window)
     beside = untrained and len(parts.texts) == 1
@@ -220,7 +237,7 @@ def surgery_command(
     from rheoscope.report.typed import heads_of
     from rheoscope.shapes import RheoscopeError
 
-    said, files = text_of(text, file, first), command.Files(json, csv, html)
+    said, files = text_of(text, file, first), command.Files(json, csv, html, file)
     if M is None and F is None:
         raise RheoscopeError("nothing to change; type --M symmetric or --F symmetric")
     network = opened(model, device, dtype)
@@ -234,7 +251,7 @@ def reverse_command(
     text: Text = None,
     file: File = None,
     target: Annotated[
-        str | None, typer.Option(help="The token to be said (most begin with a space; default: the likeliest).")
+        str | None, typer.Option(help="The token to be said, or its id as #262 (default: the likeliest).")
     ] = None,
     token: Annotated[int, typer.Option(help="After which token, counted from 0; negative from the end.")] = -1,
     first: First = None,
@@ -255,12 +272,12 @@ def reverse_command(
     from rheoscope.report.long_texts import part
     from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
+    from rheoscope.report.typed import token_of
 
-    said, files = text_of(text, file, first), command.Files(json, csv, html)
-    network = opened(model, device, dtype)
-    command.run(
-        JOBS["reverse"], network, part(network, said, first), {"target": target, "token": token}, files, explain=explain
-    )
+    said, files = text_of(text, file, first), command.Files(json, csv, html, file)
+    network, wanted = opened(model, device, dtype), None if target is None else token_of(target)
+    options = {"target": wanted, "token": token}
+    command.run(JOBS["reverse"], network, part(network, said, first), options, files, explain=explain)
 
 
 @app.command("costs")
@@ -273,9 +290,11 @@ def costs_command(
 
     Examples:  rheoscope costs    ·    rheoscope costs --model gpt2 --tokens 1024    ·    rheoscope costs --json costs.json
     """
+    from rheoscope.files import check_outputs
     from rheoscope.report.costs import show
     from rheoscope.report.progress import opened
 
+    check_outputs([] if json is None else [json])
     show(opened(model, None, None), tokens, json)
 
 
@@ -324,20 +343,6 @@ def asked(arguments: list[str]) -> list[str]:
     if first is None or first in known or (first != "--" and get_close_matches(first, known, cutoff=0.75)):
         return arguments
     return ["flow", *arguments]
-
-
-class Several(TyperCommand):
-    """A command whose options --data, --held-out and --set take all the words up to the next option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        option, words = None, []
-        for word in args:
-            if word.startswith("-"):
-                option = word if word in ("--data", "--held-out", "--set") else None
-                words += [] if option else [word]
-            else:
-                words += [option, word] if option else [word]
-        return super().parse_args(ctx, words)
 
 
 @app.command("train", cls=Several)
@@ -395,8 +400,9 @@ def generate_command(
     Examples:  rheoscope generate "The history of"    ·    rheoscope generate -m run --temperature 0 "Once upon a time"
     """
     from rheoscope.report.generating import show
+    from rheoscope.report.texts import text_of
 
-    show(sys.stdin.read() if prompt == "-" else prompt, model, tokens, temperature, top_k or None, top_p, seed, device)
+    show(text_of(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)
 
 
 @app.command("dynamics")
@@ -425,6 +431,7 @@ def dynamics_command(
 
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
+    show_anyhow(sys.stdout, sys.stderr)
     gc.set_threshold(
         100_000, 10, 10
     )  # imports make half a million objects that stay: looking through them takes as long as an analysis
@@ -436,7 +443,9 @@ def main() -> None:
 
         if not isinstance(error, RheoscopeError):
             raise
-        print(f"rheoscope: {error}", file=sys.stderr)
+        from rheoscope.report.shell import in_shell
+
+        print(f"rheoscope: {in_shell(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 

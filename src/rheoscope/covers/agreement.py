@@ -131,7 +131,7 @@ def _table(
     if not any(counts):
         raise RheoscopeError(
             f"agreement needs a query with at least {least} other keys that are not massive, and none of the "
-            f"{len(start)} tokens has; type a longer text, or a smaller least=… (4 or more)"
+            f"{len(start)} tokens has; type a longer text"
         )
     counted = torch.tensor(counts, dtype=torch.float64, device=start.device)
     return Table(torch.stack(means, 1), torch.stack(errors, 1), counted)

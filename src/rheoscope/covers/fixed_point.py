@@ -153,7 +153,7 @@ def layer_map(trace: Trace, layer: int) -> Map:
     ends = [*trace.where[1:], len(trace.steps) - 1]
     x, wanted = trace.read_by(layer), trace.points[ends[layer]]
     error = float((T(x) - wanted).detach().norm() / wanted.norm())
-    if not error < (1e-3 if x.dtype.itemsize >= 4 else 0.1):
+    if not error < (1e-3 if trace.view.dtype.itemsize >= 4 else 0.1):
         raise RheoscopeError(
             f"layer {layer} is no x + attention + MLP (off by {error:.1g}): its norms follow its sums, so its map is not in "
             "the View; type rs.trajectory(trace) for how far it moves the tokens"

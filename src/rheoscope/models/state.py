@@ -48,7 +48,7 @@ def keep(
     partial, last, before = (out / name for name in (PARTIAL, LAST, BEFORE))
     with writing(out):
         shutil.rmtree(partial, ignore_errors=True)
-        checkpoint.save(model, partial, tokenizer)
+        checkpoint.store(model, partial, tokenizer)
         _save_optimisers(optimisers, partial / OPTIMISER)
         sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
         told = {"step": progress.step, "best": progress.best, "bytes": sizes}
@@ -63,7 +63,7 @@ def keep(
 def keep_best(out: Path, model: nn.Module, tokenizer: Path | None, step: int, figures: dict[str, float]) -> None:
     """The best model so far, where `rheoscope.load(out)` finds it, and its figures."""
     with writing(out):
-        checkpoint.save(model, out, tokenizer)
+        checkpoint.store(model, out, tokenizer)
         write_file(out / FIGURES, lambda file: file.write_text(json.dumps({"step": step} | figures) + "\n"))
 
 
@@ -163,13 +163,19 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
     """
     file, now = out / RECIPE, json.loads(json.dumps(recipe))
     if folder is None:
-        if (out / checkpoint.WEIGHTS).exists() and not file.exists():
-            raise RheoscopeError(f"{out} holds a model that was not trained there; type another --out")
         with writing(out):
             write_file(file, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
         return int(now["steps"])
-    held = json.loads(file.read_text()) if file.exists() else now
+    held = _kept_recipe(file) if file.exists() else now
     _same_vocabulary(folder, held["config"], now["config"], tokenizer)
+    same_recipe(out, held, now)
+    _extend(out, held, int(now["steps"]), read_progress(folder).step)
+    return int(held["steps"])
+
+
+def same_recipe(out: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on with another recipe than the one that is held, by the first setting that differs."""
+    now = json.loads(json.dumps(now))
     for before, after in ((held, now), (held["config"], now["config"])):
         for name in sorted((set(before) | set(after)) - {"config", "steps", EXTENDED}):
             if before.get(name) != after.get(name):
@@ -177,8 +183,6 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
                     f"{out} holds a run with {name}={before.get(name)}, now {name}={after.get(name)}; "
                     "type the same recipe, or another --out"
                 )
-    _extend(out, held, int(now["steps"]), read_progress(folder).step)
-    return int(held["steps"])
 
 
 def _extend(out: Path, held: dict[str, Any], steps: int, at: int) -> None:
@@ -194,6 +198,17 @@ def _extend(out: Path, held: dict[str, Any], steps: int, at: int) -> None:
         write_file(out / RECIPE, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
 
 
+def _kept_recipe(file: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(file.read_text())
+        told["config"]["vocabulary"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = str(error).splitlines()[0]
+        raise RheoscopeError(f"{file} is no recipe of a run ({said}); type another --out, or remove {file}") from error
+    kept: dict[str, Any] = told
+    return kept
+
+
 def _same_vocabulary(folder: Path, held: dict[str, Any], now: dict[str, Any], tokenizer: Path | None) -> None:
     if held["vocabulary"] != now["vocabulary"]:
         raise RheoscopeError(
@@ -201,7 +216,7 @@ def _same_vocabulary(folder: Path, held: dict[str, Any], now: dict[str, Any], to
             "type the data of that run, or another --out"
         )
     own = folder / checkpoint.TOKENIZER
-    if tokenizer is not None and own.is_file() and own.read_text() != Path(tokenizer).read_text():
+    if tokenizer is not None and own.is_file() and own.read_bytes() != Path(tokenizer).read_bytes():
         raise RheoscopeError(
             f"{folder} was trained with other tokens than those of {tokenizer}; type the data of that run, or another --out"
         )

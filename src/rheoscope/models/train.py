@@ -24,6 +24,7 @@ from rheoscope.files import write_file
 from rheoscope.models import state
 from rheoscope.models.optimiser import optimisers, rate_at
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.run_directory import check_out
 from rheoscope.models.state import Progress, Say
 from rheoscope.models.stopping import between_steps
 from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate
@@ -126,6 +127,7 @@ def _begin(
     """The run is checked or stored, then every process stands where it stood."""
     planned = recipe.steps
     if place.first:
+        check_out(out, recipe.told())
         planned = state.same_run(out, state.found(out, say), recipe.told(), tokenizer)
         state.tidy(out)
     place.wait()

@@ -10,6 +10,7 @@ import typer
 
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report import command, pieces
+from rheoscope.report.console import console
 from rheoscope.report.jobs import job_of
 from rheoscope.report.long_texts import cut
 from rheoscope.report.options import (
@@ -27,9 +28,12 @@ from rheoscope.report.options import (
     Window,
 )
 from rheoscope.report.progress import opened
+from rheoscope.report.telling import Cell, Table
+from rheoscope.report.terminal import Terminal
 from rheoscope.report.texts import text_of
 from rheoscope.report.typed import heads_of, labels_of, numbers_of, texts_of, token_of
 from rheoscope.space.analysis import Analysis
+from rheoscope.space.given import without_none
 from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
 
@@ -57,7 +61,7 @@ def option_of(name: str, hint: Any) -> Option | None:
     >>> option_of("words", dict | str | None).typed
     str | None
     """
-    optional, plain = _without_none(hint)
+    optional, plain = without_none(hint)
     if name == "heads":
         return Option(str | None, lambda _, typed, model: heads_of(typed, model.view))
     if name == "labels":
@@ -78,14 +82,6 @@ def option_of(name: str, hint: Any) -> Option | None:
             str | None, lambda option, typed, model: None if typed is None else numbers_of(typed, number, option)
         )
     return None
-
-
-def _without_none(hint: Any) -> tuple[bool, Any]:
-    """Whether it may be None, and what it is else."""
-    if get_origin(hint) not in (Union, UnionType):
-        return False, hint
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    return len(parts) < len(get_args(hint)), Union[tuple(parts)] if len(parts) > 1 else parts[0]  # noqa: UP007
 
 
 def _number_in(hint: Any) -> Callable[[str], Any] | None:
@@ -132,7 +128,7 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
     """A function whose signature says what can be typed, as typer reads it."""
 
     def run(**typed: Any) -> None:
-        files = command.Files(typed["json"], typed["csv"], typed["html"])
+        files = command.Files(typed["json"], typed["csv"], typed["html"], typed.get("file"))
         said = text_of(typed["text"], typed["file"], typed["first"]) if asked.reads_text else None
         named = typed["model"], typed["device"], typed["dtype"]
         model = opened(*named)
@@ -164,7 +160,7 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
 
 def _control(asked: Analysis) -> Callable[[Model, Any], Any] | None:
     """From the untrained model and the text to the setting `control`, where there is one."""
-    kind = _without_none(asked.settings["control"].annotation)[1] if "control" in asked.settings else None
+    kind = without_none(asked.settings["control"].annotation)[1] if "control" in asked.settings else None
     made: dict[Any, Callable[[Model, Any], Any]] = {
         Model: lambda model, said: model,
         Trace: lambda model, said: model.trace(said),
@@ -178,14 +174,9 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
 
 def show_catalogue() -> None:
     """Every analysis, a row each."""
-    from rich.console import Console
-
-    from rheoscope.report.telling import Cell, Table
-    from rheoscope.report.terminal import Terminal
-
     rows = [[Cell(one.name), Cell(one.needs), Cell(one.question)] for one in map(analysis, TABLE)]
     header = [Cell("analysis"), Cell("needs"), Cell("what it asks")]
-    Terminal(Console(highlight=False), []).table(Table("", header, rows, frozenset({0, 1, 2})))
+    Terminal(console(), []).table(Table("", header, rows, frozenset({0, 1, 2})))
 
 
 def show_usage() -> None:

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rheoscope.files import write_file
+from rheoscope.files import signature, write_report
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.picture import Picture
 from rheoscope.report.telling import Cell, cells
@@ -162,13 +162,12 @@ class Page:
         return self.section(heading, f'<div class="scroll">{table}</div>{below}')
 
     def html(self) -> str:
-        from rheoscope import __version__
-
         return (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<!doctype html><html lang="en"><meta name="generator" content="{escape(signature(), quote=True)}">'
+            f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self.title)}</title><style>{CSS}</style><body><h1>{escape(self.title)}</h1>"
             f'<p class="lead">{escape(self.lead)}</p>{"".join(self.parts)}'
-            f'<footer>Rheoscope {escape(__version__)}</footer><script type="module">{SCRIPT}</script></body></html>\n'
+            f'<footer>{escape(signature())}</footer><script type="module">{SCRIPT}</script></body></html>\n'
         )
 
     def save(self, path: Path) -> str:
@@ -177,12 +176,12 @@ class Page:
 
 def png(figure: "Figure", dpi: int = 130) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": signature()})
     return buffer.getvalue()
 
 
 def save(data: bytes, path: Path) -> str:
-    return write_file(path, lambda temporary: temporary.write_bytes(data))
+    return write_report(path, lambda temporary: temporary.write_bytes(data))
 
 
 def _cell(tag: str, cell: Cell, word: bool) -> str:

@@ -10,6 +10,7 @@ from rheoscope.report.answers import Answers
 from rheoscope.report.answers_page import drawn
 from rheoscope.report.asking import Ask, Progress, Subject, ask
 from rheoscope.report.command import Files
+from rheoscope.report.console import console
 from rheoscope.report.jobs import Job, Options
 from rheoscope.report.long_texts import Pieces
 from rheoscope.report.page import Page
@@ -41,24 +42,22 @@ def run(
         said = None if pieces is None else pieces.texts[0]
         command.run(job, model, said, options, files, fast, explain, controls)
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    terminal = Terminal(console, [], explain)
+    terminal = Terminal(console(), [], explain)
     terminal.line(text.model_line(Answers(model.view, model.words, None)), "dim")
     terminal.line(pieces.told)
     each = asked(job, model, pieces, options, fast, controls)
-    answers = joined(each)
+    answers = command.as_typed(joined(each))
     if job.must in answers.left_out:
         raise RheoscopeError(answers.left_out[job.must])
     blocks = told(each, answers)
+    lead = f"{text.model_line(answers)}. {pieces.told}."
+    page = drawn(Page(job.title(each[0]), lead), [*blocks, text.provenance(answers)])
+    wrote = command.write(answers.found, page.save if files.page else None, files)
     for block in blocks:
         terminal.show(block)
     terminal.end(answers)
-    page = drawn(
-        Page(job.title(each[0]), f"{text.model_line(answers)}. {pieces.told}."), [*blocks, text.provenance(answers)]
-    )
-    command.write(console, answers.found, page.save if files.html or files.report else None, files)
+    terminal.files(wrote)
+    command.tell_failed(answers)
 
 
 def refuse_several(pieces: Pieces | None, option: str) -> None:
@@ -102,7 +101,8 @@ def joined(each: Sequence[Answers]) -> Answers:
             found[key] = together(many)
         elif not analysis(key.split()[0]).reads_text:
             found[key] = dataset
-    return replace(first, trace=None, found=found, left_out=missing, controls=())
+    failed = tuple(dict.fromkeys(key for one in each for key in one.failed))
+    return replace(first, trace=None, found=found, left_out=missing, failed=failed, controls=())
 
 
 def told(each: Sequence[Answers], answers: Answers) -> list[Block]:

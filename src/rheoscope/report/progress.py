@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rheoscope.report.console import console
 from rheoscope.report.threads import use_idle_cores
 
 if TYPE_CHECKING:
@@ -39,19 +40,17 @@ def asking_bar(first: str = "reading") -> Iterator[Callable[[str], Callable[[int
     >>> with asking_bar() as tell:
     ...     tell("transport")(1, 2)
     """
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with _bar(console, first) if console.is_terminal else _lines(console, first) as tell:
+    where = console(stderr=True)
+    with _bar(where, first) if where.is_terminal else _lines(where, first) as tell:
         yield tell
 
 
 @contextmanager
-def _bar(console: "Console", first: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def _bar(where: "Console", first: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     from rich.markup import escape
     from rich.progress import Progress
 
-    with Progress(console=console, transient=True) as bars:
+    with Progress(console=where, transient=True) as bars:
         bar = bars.add_task(escape(first), total=None)
 
         def tell(what: str) -> Callable[[int, int], None]:
@@ -62,7 +61,7 @@ def _bar(console: "Console", first: str) -> Iterator[Callable[[str], Callable[[i
 
 
 @contextmanager
-def _lines(console: "Console", first: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def _lines(where: "Console", first: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """What goes on and its share done, said by a thread that ends with it."""
     now, over, began = [first, ""], threading.Event(), time.monotonic()
 
@@ -77,7 +76,7 @@ def _lines(console: "Console", first: str) -> Iterator[Callable[[str], Callable[
     def speak() -> None:
         while not over.wait(EVERY):
             seconds = time.monotonic() - began
-            console.print(f"rheoscope: {''.join(now)} ({seconds:.0f} s)", soft_wrap=True, markup=False, highlight=False)
+            where.print(f"rheoscope: {''.join(now)} ({seconds:.0f} s)", soft_wrap=True, markup=False, highlight=False)
 
     speaker = threading.Thread(target=speak, daemon=True)
     speaker.start()

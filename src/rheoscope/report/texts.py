@@ -1,5 +1,6 @@
 """The text that a command is about: typed, from a file, or from standard input."""
 
+import codecs
 import sys
 from pathlib import Path
 
@@ -9,6 +10,8 @@ LARGEST = 2**24
 """Bytes of a text: far more than any model reads at once, and little enough to be read and cut in a moment."""
 BYTES = 256
 """Bytes that are read for every token that is wanted: no tokens are longer, in the mean."""
+MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+"""What stands first in a file that says of itself that it is Unicode."""
 
 
 def text_of(text: str | None, file: Path | None, first: int | None = None) -> str:
@@ -24,16 +27,53 @@ def text_of(text: str | None, file: Path | None, first: int | None = None) -> st
         )
     if file is not None:
         return read(file, first)
-    return _piped(first) if text == "-" else str(text)
+    said = piped(first) if text == "-" else typed(str(text))
+    check_text(said)
+    return said
 
 
-def _piped(first: int | None) -> str:
-    """Standard input, as far as it is needed."""
-    most = _most(first)
-    text = sys.stdin.read(most + 1)
-    if len(text) > most and first is None:
+def check_text(text: str | None) -> None:
+    """Refuse a text of nothing but white space; none at all is another matter.
+
+    >>> check_text(" ")
+    Traceback (most recent call last):
+    ...
+    rheoscope.shapes.RheoscopeError: the text is empty; type rheoscope "some text"
+    """
+    if text is not None and not text.strip():
+        raise RheoscopeError('the text is empty; type rheoscope "some text"')
+
+
+def piped(first: int | None = None) -> str:
+    """Standard input without the end of its last line, as far as it is needed; bytes that are no UTF-8 are refused, whatever the locale."""
+    stream, most = getattr(sys.stdin, "buffer", None), _most(first)
+    found = sys.stdin.read(most + 1) if stream is None else stream.read(most + 1)
+    if len(found) > most and first is None:
         raise RheoscopeError(f"standard input has more than {size_of(most)}; {CUT}")
-    return text[:most].removesuffix("\n")
+    if isinstance(found, str):
+        return typed(found[:most].removesuffix("\n"))
+    try:  # what was cut anywhere may end within a letter
+        text = codecs.getincrementaldecoder("utf-8")().decode(found[:most], final=len(found) <= most)
+    except UnicodeDecodeError as error:
+        raise RheoscopeError(f"standard input is no text in UTF-8 (byte {error.start:,}); pipe text into it") from None
+    return without_mark(text.replace("\r\n", "\n").removesuffix("\n"))
+
+
+def typed(text: str) -> str:
+    """A text as it was typed; bytes that are no UTF-8 reach a program as halves of characters, and are refused."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RheoscopeError(f"the text is no UTF-8 at character {error.start:,}; type it in UTF-8") from None
+    return without_mark(text)
+
+
+def without_mark(text: str) -> str:
+    """The text without the byte order mark that some editors put before it, which a model would read as a word; said aloud."""
+    if not text.startswith(MARK):
+        return text
+    print("a byte order mark (BOM) before the text is left out", file=sys.stderr)
+    return text.removeprefix(MARK)
 
 
 def _most(first: int | None) -> int:
@@ -73,6 +113,6 @@ def read(file: Path, first: int | None = None) -> str:
         raise RheoscopeError(f"cannot read {file}: {error.strerror}; type the name of a text file") from error
     if "\0" in text:
         raise RheoscopeError(f"{file} is no text, it holds zero bytes; type the name of a text file")
-    if not text.strip():
+    if not text.removeprefix(MARK).strip():
         raise RheoscopeError(f"{file} is empty, expected text")
-    return text.removesuffix("\n")
+    return without_mark(text.removesuffix("\n"))

@@ -25,12 +25,12 @@ def note(answers: Answers) -> list[Block]:
     """What the answers stand beside."""
     many = len(answers.controls)
     control = (
-        f"Untrained: the same text in this architecture at initial weights ({many} of them)."
+        f"Untrained: the same text in this architecture at initial weights, drawn {'once' if many == 1 else f'{many} times'}."
         if many
-        else "No untrained control was run (--no-control)."
+        else "No untrained control was run."
     )
-    said = f"{control} A yes or no has beaten chance after correction for everything tested.{sampled(answers)}"
-    return [Questions("", [], said)]
+    rule = "A yes has beaten chance after correction for everything tested; a no means that an effect worth telling would be seen."
+    return [Questions("", [], f"{control} {rule}{sampled(answers)}")]
 
 
 def sampled(answers: Answers) -> str:
