@@ -9,21 +9,8 @@ from typing import Annotated
 import typer
 
 from rheoscope.report.console import show_anyhow
-from rheoscope.report.options import (
-    Csv,
-    Device,
-    Dtype,
-    Explain,
-    Fast,
-    File,
-    First,
-    Html,
-    Json,
-    ModelName,
-    Several,
-    Text,
-    Window,
-)  # fmt: skip
+from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, First, Html, Json, ModelName, Text, Window
+from rheoscope.report.several import Several
 
 app = typer.Typer(
     no_args_is_help=True,

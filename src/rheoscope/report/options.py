@@ -1,10 +1,9 @@
 """The options that commands share: what is typed, and what it says of itself in the help."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 Text = Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")]
 File = Annotated[Path | None, typer.Option(help="Read the text from this file.")]
@@ -30,17 +29,3 @@ Html = Annotated[Path | None, typer.Option(help="Write a page with every picture
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]
 Untrained = Annotated[bool, typer.Option("--untrained", help="Beside it the same architecture at initial weights.")]
-
-
-class Several(TyperCommand):
-    """A command whose options --data, --held-out and --set take all the words up to the next option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        option, words = None, []
-        for word in args:
-            if word.startswith("-"):
-                option = word if word in ("--data", "--held-out", "--set") else None
-                words += [] if option else [word]
-            else:
-                words += [option, word] if option else [word]
-        return super().parse_args(ctx, words)
