@@ -363,7 +363,7 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
         (["flow", "-m", "far", ""], "the text is empty; type"),
         (
             ["flow", "-m", "far", "--file", "book.txt"],
-            "the text has 4800 tokens, the model reads at most 4096; type a shorter text",
+            "the text has 4,800 tokens, the model reads at most 4,096; type --first 4096, or --window 512 to analyse all of it in pieces",
         ),
     ],
 )

@@ -204,7 +204,7 @@ def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"rate": 0.5}, r"holds a run with rate=0.01, now rate=0.5; type the same recipe, or another --out"),
-        ({"steps": 9}, "holds a run with steps=6, now steps=9"),
+        ({"steps": 3}, "stands at step 6 of 6, got --steps 3; type more than 6"),
         ({"seed": 1}, "seed=0, now seed=1"),
         ({"betas": (0.8, 0.9)}, r"betas=\[0.9, 0.95\], now betas=\[0.8, 0.9\]"),
         ({"depth": 3}, "holds a run with depth=2, now depth=3"),

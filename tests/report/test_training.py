@@ -166,8 +166,9 @@ def test_ctrl_c_as_a_person_types_it(here: Path) -> None:
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 130, said
-    assert said.startswith("stopped, the checkpoint of step ")
-    assert len(said.splitlines()) == 1
+    *pace, last = said.splitlines()  # the estimate, where ten steps were made
+    assert last.startswith("stopped, the checkpoint of step ")
+    assert len(pace) <= 1
 
 
 @pytest.mark.slow

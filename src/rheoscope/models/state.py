@@ -28,6 +28,8 @@ LAST, BEFORE, PARTIAL = "last", "before", ".partial"
 OPTIMISER, PROGRESS, RECIPE, FIGURES, LOG = (
     "optimiser.safetensors", "progress.json", "recipe.json", "figures.json", "log.jsonl"
 )  # fmt: skip
+EXTENDED = "extended"
+"""Where `recipe.json` says that a run was given another number of steps, and when."""
 Say = Callable[[str], object]
 
 
@@ -154,28 +156,46 @@ def restore(folder: Path, model: nn.Module, optimisers: list[torch.optim.Optimiz
     return read_progress(folder)
 
 
-def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: Path | None) -> None:
-    """Store what a new run trains, or refuse to go on with another recipe or another vocabulary."""
+def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: Path | None) -> int:
+    """Store what a new run trains, or refuse to go on with another recipe or another vocabulary; gives the steps it was planned for.
+
+    Other steps than planned extend a run: `recipe.json` then says so, and at which step.
+    """
     file, now = out / RECIPE, json.loads(json.dumps(recipe))
     if folder is None:
         with writing(out):
             write_file(file, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
-        return
+        return int(now["steps"])
     held = _kept_recipe(file) if file.exists() else now
     _same_vocabulary(folder, held["config"], now["config"], tokenizer)
     same_recipe(out, held, now)
+    _extend(out, held, int(now["steps"]), read_progress(folder).step)
+    return int(held["steps"])
 
 
 def same_recipe(out: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to go on with another recipe than the one that is held, by the first setting that differs."""
     now = json.loads(json.dumps(now))
     for before, after in ((held, now), (held["config"], now["config"])):
-        for name in sorted(set(before) | set(after) - {"config"}):
-            if name != "config" and before.get(name) != after.get(name):
+        for name in sorted((set(before) | set(after)) - {"config", "steps", EXTENDED}):
+            if before.get(name) != after.get(name):
                 raise RheoscopeError(
                     f"{out} holds a run with {name}={before.get(name)}, now {name}={after.get(name)}; "
                     "type the same recipe, or another --out"
                 )
+
+
+def _extend(out: Path, held: dict[str, Any], steps: int, at: int) -> None:
+    """Write down that a run that stands at a step now goes to another number of steps; the past cannot be undone."""
+    if steps == held["steps"]:
+        return
+    if steps <= at:
+        raise RheoscopeError(
+            f"{out} stands at step {at:,} of {held['steps']:,}, got --steps {steps}; type more than {at}"
+        )
+    now = held | {"steps": steps, EXTENDED: [*held.get(EXTENDED, []), {"at": at, "from": held["steps"], "to": steps}]}
+    with writing(out):
+        write_file(out / RECIPE, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
 
 
 def _kept_recipe(file: Path) -> dict[str, Any]:

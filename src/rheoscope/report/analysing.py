@@ -9,10 +9,24 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from rheoscope.catalogue import TABLE, analysis
-from rheoscope.report import command
+from rheoscope.report import command, pieces
 from rheoscope.report.console import console
 from rheoscope.report.jobs import job_of
-from rheoscope.report.options import Csv, Device, Dtype, Explain, File, Html, Json, ModelName, Text, Untrained
+from rheoscope.report.long_texts import cut
+from rheoscope.report.options import (
+    Csv,
+    Device,
+    Dtype,
+    Explain,
+    File,
+    First,
+    Html,
+    Json,
+    ModelName,
+    Text,
+    Untrained,
+    Window,
+)
 from rheoscope.report.progress import opened
 from rheoscope.report.telling import Cell, Table
 from rheoscope.report.terminal import Terminal
@@ -96,6 +110,8 @@ def options_of(asked: Analysis) -> dict[str, Option]:
 
 COMMON: dict[str, Any] = {
     "file": File,
+    "first": First,
+    "window": Window,
     "model": ModelName,
     "explain": Explain,
     "json": Json,
@@ -105,19 +121,23 @@ COMMON: dict[str, Any] = {
     "dtype": Dtype,
 }
 
+OF_TEXTS = ("file", "first", "window")
+
 
 def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None]:
     """A function whose signature says what can be typed, as typer reads it."""
 
     def run(**typed: Any) -> None:
         files = command.Files(typed["json"], typed["csv"], typed["html"], typed.get("file"))
-        said = text_of(typed["text"], typed["file"]) if asked.reads_text else None
+        said = text_of(typed["text"], typed["file"], typed["first"]) if asked.reads_text else None
         named = typed["model"], typed["device"], typed["dtype"]
         model = opened(*named)
         settings = {name: option.read(name, typed[name], model) for name, option in options.items()}
+        parts = None if said is None else cut(model, said, typed["first"], typed["window"])
         if control is not None and typed["untrained"]:
-            settings["control"] = control(opened(*named, untrained=True), said)
-        command.run(job_of(asked.name), model, said, settings, files, explain=typed["explain"])
+            pieces.refuse_several(parts, "--untrained")
+            settings["control"] = control(opened(*named, untrained=True), None if parts is None else parts.texts[0])
+        pieces.run(job_of(asked.name), model, parts, settings, files, explain=typed["explain"])
 
     control = _control(asked)
     parameters = {"text": _parameter("text", Text, None)} if asked.reads_text else {}
@@ -130,7 +150,7 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
     if control is not None:
         parameters["untrained"] = _parameter("untrained", Untrained, False)
     for name, hint in COMMON.items():
-        if name not in parameters and (name != "file" or asked.reads_text):
+        if name not in parameters and (name not in OF_TEXTS or asked.reads_text):
             parameters[name] = _parameter(name, hint, False if name == "explain" else None)
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {name: one.annotation for name, one in parameters.items()}
@@ -138,12 +158,12 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
     return run
 
 
-def _control(asked: Analysis) -> Callable[[Model, str | None], Any] | None:
+def _control(asked: Analysis) -> Callable[[Model, Any], Any] | None:
     """From the untrained model and the text to the setting `control`, where there is one."""
     kind = without_none(asked.settings["control"].annotation)[1] if "control" in asked.settings else None
-    made: dict[Any, Callable[[Model, str | None], Any]] = {
+    made: dict[Any, Callable[[Model, Any], Any]] = {
         Model: lambda model, said: model,
-        Trace: lambda model, said: model.trace(said or ""),
+        Trace: lambda model, said: model.trace(said),
     }
     return made.get(kind)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.catalogue import analysis
 from rheoscope.report.answers import Answers
 from rheoscope.space.model import Model
+from rheoscope.space.ticking import hearing
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -171,4 +172,5 @@ def answer(
     settings = settings if nulls or "draws" not in asked.settings else settings | {"draws": 0}
     if progress is not None and asked.tells_progress:
         settings = settings | {"progress": progress}
-    return asked.ask(**given | settings)
+    with hearing(None if asked.tells_progress else progress):
+        return asked.ask(**given | settings)

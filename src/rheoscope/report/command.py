@@ -23,7 +23,7 @@ from rheoscope.report.terminal import Terminal
 from rheoscope.report.threads import leave_a_core
 from rheoscope.report.verdicts import QUESTIONS, dataset_of
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Model
+from rheoscope.space.model import Model, Text
 
 if TYPE_CHECKING:
     import xarray
@@ -73,7 +73,7 @@ def _check_report() -> None:
 def run(
     job: Job,
     model: Model,
-    said: str | None,
+    said: Text | None,
     options: Options,
     files: Files,
     fast: bool = False,
@@ -83,16 +83,16 @@ def run(
     """One command on one text, or on weights alone; `controls` make untrained models that the text is put through too."""
     terminal = Terminal(console(), job.tells, explain)
     answers = _answered(job, model, said, options, files, fast, terminal, controls)
-    wrote = _write(answers, page_of(job, answers).save if files.page else None, files)
+    wrote = write(numbers_of(answers), page_of(job, answers).save if files.page else None, files)
     terminal.end(answers)
     terminal.files(wrote)
-    _tell_failed(answers)
+    tell_failed(answers)
 
 
 def compare(
     job: Job,
     model: Model,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     options: Options,
     files: Files,
     fast: bool = False,
@@ -103,7 +103,7 @@ def compare(
     both = [_answered(job, model, said, options, files, fast, terminal) for said in texts]
     first, second = both
     page = compared_page(job, first, second).save if files.page else None
-    wrote = _write(first, page, files, second)
+    wrote = write(numbers_of(first), page, files, numbers_of(second))
     for block in layers.compared(first, second):
         terminal.show(block)
     for at, answers in enumerate(both, 1):
@@ -114,13 +114,13 @@ def compare(
                     terminal.show(named(block, f" (text {at})"))
         terminal.end(answers)
     terminal.files(wrote)
-    _tell_failed(first, second)
+    tell_failed(first, second)
 
 
 def _answered(
     job: Job,
     model: Model,
-    said: str | None,
+    said: Text | None,
     options: Options,
     files: Files,
     fast: bool,
@@ -136,19 +136,19 @@ def _answered(
     def hear(so_far: Answers) -> None:
         if job.must in so_far.left_out:
             raise RheoscopeError(so_far.left_out[job.must])
-        terminal.hear(_typed(so_far))
+        terminal.hear(as_typed(so_far))
 
     with asking_bar() as tell:
-        return _typed(ask(subject, asks, not fast, _beside(controls, said), hear, tell))
+        return as_typed(ask(subject, asks, not fast, beside(controls, said), hear, tell))
 
 
-def _typed(answers: Answers) -> Answers:
+def as_typed(answers: Answers) -> Answers:
     """The same, every reason why something is left out with its advice as it is typed in a shell."""
     reasons = {key: in_shell(why, f"rheoscope analyse {key.split()[0]}") for key, why in answers.left_out.items()}
     return replace(answers, left_out=reasons)
 
 
-def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside:
+def beside(controls: Sequence[Callable[[], Model]], said: Text | None) -> Beside:
     """The text in every control; where there is none, nothing to wait for."""
     if said is None or not controls:
         return ()
@@ -161,9 +161,13 @@ def _beside(controls: Sequence[Callable[[], Model]], said: str | None) -> Beside
     return [partial(put_through, make) for make in controls]
 
 
-def _write(answers: Answers, save_page: Any, files: Files, second: Answers | None = None) -> list[str]:
+def write(
+    numbers: "dict[str, xarray.Dataset]",
+    save_page: Any,
+    files: Files,
+    compared: "dict[str, xarray.Dataset] | None" = None,
+) -> list[str]:
     """Every file that was asked for, in the order in which they are typed, and a line for each."""
-    numbers, compared = numbers_of(answers), None if second is None else numbers_of(second)
     said = [] if files.json is None else [save_json(numbers, files.json, compared)]
     if files.csv is not None:
         said.append(save_csv(numbers, files.csv))
@@ -173,7 +177,7 @@ def _write(answers: Answers, save_page: Any, files: Files, second: Answers | Non
     return said
 
 
-def _tell_failed(*every: Answers) -> None:
+def tell_failed(*every: Answers) -> None:
     """A fault of the program is an error once everything else is told and written."""
     failed = {key: answers.left_out[key] for answers in every for key in answers.failed}
     if failed:

@@ -7,6 +7,13 @@ import typer
 
 Text = Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")]
 File = Annotated[Path | None, typer.Option(help="Read the text from this file.")]
+First = Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tokens of the text.")]
+Window = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Analyse the text in pieces of N tokens: means, and intervals over the pieces."
+    ),
+]
 ModelName = Annotated[
     str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
 ]

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from rheoscope.models.sources import corpus_for
 from rheoscope.models.task import task_of
 from rheoscope.models.train import Figures, Place, Tell, placed, train
 from rheoscope.report.console import console
+from rheoscope.report.duration import beforehand, speed, telling_pace
 from rheoscope.report.telling import Table, cells
 from rheoscope.report.terminal import Terminal
 from rheoscope.shapes import RheoscopeError
@@ -103,11 +105,23 @@ def _trained(
         task = task_of(corpus, wanted)
         task.check(wanted)
     begun = state.kept_step(out)
-    finished = begun == wanted.steps
+    pace = _pace(wanted, begun, task.vocabulary, place)
     with learning(wanted, out, begun, place.first, tensorboard) as tell:
-        figures = train(wanted, task, out, corpus.tokenizer, device, tell=tell, say=_say)
+        figures = train(wanted, task, out, corpus.tokenizer, device, tell=lambda one: (tell(one), pace(one)), say=_say)
+    finished = begun == wanted.steps
     did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
-    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}); type {next_words(wanted, out)}"
+    more = f"; --steps {2 * wanted.steps} would go on" if finished else ""
+    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}){more}; type {next_words(wanted, out)}"
+
+
+def _pace(wanted: Recipe, begun: int, vocabulary: int, place: Place) -> Tell:
+    """On a CPU, what tells how long it will take: at once where that is hours, and after a few steps."""
+    if place.device.type != "cpu" or not place.first:
+        return lambda figures: None
+    warning = beforehand(replace(wanted, config=wanted.config.but(vocabulary=vocabulary)), begun, speed())
+    if warning:
+        _say(warning)
+    return telling_pace(wanted, begun, _say)
 
 
 def next_words(trained: Recipe, out: Path) -> str:

@@ -8,7 +8,7 @@ from rheoscope.report.tokens import printable, shown
 
 TITLE = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
-SETTINGS = ("space", "grain", "draws", "seed", "angle", "nearest")
+SETTINGS = ("space", "grain", "draws", "seed", "angle", "nearest", "sampled_queries", "rows", "strides")
 
 
 def title(answers: Answers) -> str:
