@@ -127,8 +127,11 @@ def by_chance(
 ) -> dict[str, Tensor]:
     """What the same heads keep of the cloud turned at random, and what random projections to as many dimensions keep."""
     at_once = max(1, AT_ONCE // (len(seen[0].left) * of.order.numel()))
+    single = [
+        Image(image.left.float(), image.basis.float(), image.sizes.float()) for image in seen
+    ]  # chance is coarser
     drawn = torch.cat([
-        torch.stack([kept(of, image.of(cloud @ Q.double()), nearest) for image in seen], 2) for Q in turns.split(at_once)
+        torch.stack([kept(of, image.of(cloud.float() @ Q), nearest) for image in single], 2) for Q in turns.split(at_once)
     ])  # fmt: skip
     found = {f"{name}_null": drawn[..., at].mean(0) for at, name in enumerate(COMPARED)}
     found |= {f"{name}_null_sd": drawn[..., at].std(0) for at, name in enumerate(COMPARED)}
@@ -140,7 +143,7 @@ def by_chance(
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """The images x̂A of a cloud by one operator of every head, A = U S Vᵀ = left · right, in float64.
+    """The images x̂A of a cloud by one operator of every head, A = U S Vᵀ = left · right.
 
     x̂ · left is q (times the scale), k or v itself. `basis` (U) are orthonormal columns that span what A reads, `sizes` (S) how
     much it stretches each; both are 0 beyond the rank of A, which may be less than the columns of `left`.

@@ -12,7 +12,7 @@ DRAWS = 20
 """Random heads that each head is compared with in the main report; `rheoscope covers --draws` takes more."""
 LONG = 256
 """Tokens from which on the main report asks less of the dearest analyses: a part of the tokens, fewer draws, one layer."""
-QUERIES, ROWS, FEW = 64, 32, 8
+QUERIES, ROWS, FEW = 64, 16, 5
 """Of a long text: queries that agreement looks at, tokens whose distances to all others distortion looks at, draws."""
 TURNS = 6
 """How often all heads are turned at random to see what they then keep of the distances."""
@@ -84,7 +84,7 @@ SETTINGS: dict[str, Callable[[Answers], dict[str, Settings]]] = {
     "geometry_kept": lambda answers: {"": _nearest(answers, _counted(answers) - 2)},
     "distortion": lambda answers: {
         "": _nearest(answers, (_counted(answers) - 1) // 2)
-        | {"draws": TURNS, "rows": ROWS if is_long(answers) else None}
+        | {"draws": FEW if is_long(answers) else TURNS, "rows": ROWS if is_long(answers) else None}
     },
     "purity": _purity,
     "agreement": lambda answers: {
