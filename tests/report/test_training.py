@@ -58,7 +58,7 @@ def test_an_encoder_is_trained_opened_and_asked(here: Path, capsys: pytest.Captu
         show("encoder", [Path("a.txt")], Path("run"), (), settings, 150, "cpu")
     assert capsys.readouterr().out.endswith(', at step 150); type rheoscope "…" --model run\n')
     shares = [TEXT.count(letter) / len(TEXT) for letter in set(TEXT)]
-    assert read_log(Path("run"))[-1]["loss"] < -sum(share * math.log(share) for share in shares) - 0.5
+    assert read_log(Path("run"))[-1]["loss"] < -sum(share * math.log(share) for share in shares) - 0.3
     model = rs.load("run")
     trace = model.trace("the <|mask|>at sat", logits=True)
     assert trace.tokens[:6] == ["<|endoftext|>", "t", "h", "e", " ", "<|mask|>"]
