@@ -26,10 +26,11 @@ test:
 	$(INSTALL) test
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
-# The list of analyses in the README, written anew from the catalogue.
+# What the README and the first page of the documentation show, made anew: the list of analyses, the seven verdicts, the picture.
 readme:
 	$(INSTALL)
 	$(BIN)python -m rheoscope.report.listing README.md
+	$(BIN)python examples/front_door.py
 
 lint:
 	$(INSTALL) dev
@@ -47,7 +48,7 @@ types:
 
 docs:
 	$(INSTALL) docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict
 
 wheel:
 	$(INSTALL) dev
@@ -58,10 +59,11 @@ bench:
 	$(INSTALL) test
 	@set -e; for name in attention_cpu trace; do echo "== $$name"; $(BIN)python benchmarks/$$name.py $(ARGS); done
 
-# TransformerLens and nnsight in a venv of their own (.peers), and the cost of seeing beside theirs.
+# TransformerLens and nnsight in a venv of their own (.peers): the cost of seeing beside theirs, and whether scores are the model's.
 peers:
 	$(INSTALL) peers --venv .peers
 	.peers/bin/python benchmarks/trace.py $(ARGS)
+	.peers/bin/python benchmarks/circuits.py $(ARGS)
 
 # Resolve constraints.txt again: every extra but the peers, the build backend and uv, torch as pinned here.
 LOCKED_TORCH := 2.13.0

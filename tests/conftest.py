@@ -28,6 +28,7 @@ UNCHECKED = (
     "tests/covers/test_faithfulness.py::test_the_ends_of_the_curves",
     "tests/covers/test_operation.py::test_a_replaced_",
     "tests/covers/test_surgery.py::test_no_gauge_moves_any_number",
+    "tests/first_day/",
     "tests/flow/dynamics/test_bench.py",
     "tests/laws/",
     "tests/models/test_linked.py::test_a_wrong_description_is_refused",

@@ -23,7 +23,7 @@ from rheoscope.studio.edits import Edit
 from rheoscope.studio.safety import App, Guard, Rules
 from rheoscope.studio.session import UNTRAINED, Entry, Session
 from rheoscope.studio.stored import Stored
-from rheoscope.studio.work import BusyError, Cancelled, Job, Log, MissingError
+from rheoscope.studio.work import BusyError, CancelledError, Job, Log, MissingError
 
 if TYPE_CHECKING:
     import xarray
@@ -105,7 +105,7 @@ class Studio:
             waiting = asyncio.wrap_future(job.result)
             while not (await asyncio.wait([waiting], timeout=0.5))[0]:
                 if await request.is_disconnected():
-                    raise Cancelled
+                    raise CancelledError("nobody waits for this answer any more")
             return entry, waiting.result()
         finally:
             self.session.queue.release(held)
@@ -150,13 +150,11 @@ def sent(data: bytes) -> Response:
 
 def answer_errors(app: FastAPI) -> None:
     """Every error is one line; a fault of ours shows nothing of the inside."""
-    status = {MissingError: 404, BusyError: 429, Cancelled: 409}
+    status = {MissingError: 404, BusyError: 429, CancelledError: 409}
 
     @app.exception_handler(RheoscopeError)
-    @app.exception_handler(Cancelled)
-    async def refused(request: Request, error: Exception) -> Response:
-        line = "this work was cancelled; ask again" if isinstance(error, Cancelled) else str(error)
-        return said({"error": " ".join(line.split())}, status.get(type(error), 400))
+    async def refused(request: Request, error: RheoscopeError) -> Response:
+        return said({"error": " ".join(str(error).split())}, status.get(type(error), 400))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
