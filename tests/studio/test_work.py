@@ -88,8 +88,12 @@ def test_work_that_waits_in_line_is_cancelled_before_it_begins(queue: Queue) -> 
     first = queue.begin("asked", "first", waiting(gate))  # type: ignore[arg-type]
     second = queue.begin("asked", "second", lambda job: pytest.fail("it began"))
     queue.release(queue.hold(second))
+    assert second.over
+    third = queue.begin("asked", "third", lambda job: "there is room again")
     gate.set()
     first.result.result(5)
+    assert third.result.result(5) == "there is room again"
+    assert heard(second) == ["cancelled"]
     with pytest.raises(CancelledError):
         second.result.result(5)
 

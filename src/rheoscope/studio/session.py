@@ -184,11 +184,13 @@ class Session:
         wanted = EVERYTHING if questions is None else frozenset(questions)
         with entry.lock:
             job = entry.job
-            if job is None or not wanted <= entry.asked or (job.over and job.result.exception() is not None):
+            held = None if job is None or not wanted <= entry.asked else self.queue.hold(job)
+            if job is None or held is None or _lost(job):
                 entry.asked |= wanted
                 work = partial(self._tell, entry, None if entry.asked >= EVERYTHING else entry.asked)
                 job = entry.job = self.queue.begin("told", f"questions {entry.id}", work)
-            return job, self.queue.hold(job)
+                held = self.queue.hold(job)
+            return job, held
 
     def _tell(self, entry: Entry, questions: Collection[str] | None, job: Job) -> None:
         wanted = [one for one in QUESTIONS if questions is None or one.name in questions]
@@ -313,6 +315,11 @@ def answer_key(entry: Entry, name: str, settings: Settings) -> tuple[str, str, s
 
 def _as_text(value: Any) -> str:
     return json.dumps(value, default=lambda one: type(one).__name__)
+
+
+def _lost(job: Job) -> bool:
+    """Whether nothing will come of it any more."""
+    return (job.doomed and not job.over) or (job.over and job.result.exception() is not None)
 
 
 def _tell_of(job: Job, key: str, so_far: Answers) -> None:

@@ -79,15 +79,20 @@ class Job:
         self.name, self.log, self.result = name, Log(), Future[Any]()
         self.result.set_running_or_notify_cancel()  # who stops waiting for it does not take it from the others
         self.holders: set[str] = set()
-        self._stop = threading.Event()
+        self.doomed = False  # its last holder let go: whoever comes now begins anew
+        self._stop, self._began, self._lock = threading.Event(), False, threading.Lock()
 
     @property
     def over(self) -> bool:
         return self.result.done()
 
     def stop(self) -> None:
-        """At its next step the work ends; nothing is told after this."""
+        """The work ends at its next step, or at once where it waits in line."""
         self._stop.set()
+        with self._lock:
+            waiting, self._began = not self._began, True
+        if waiting:
+            self._cancelled()
 
     def check(self) -> None:
         if self._stop.is_set():
@@ -110,11 +115,15 @@ class Job:
 
     def run(self, work: "Callable[[Job], Any]") -> None:
         """Do it; whatever happens ends in one last event and one result."""
+        with self._lock:
+            cancelled, self._began = self._began, True
+        if cancelled:
+            return
         try:
             self.check()
             found = work(self)
         except Stop:
-            self._end("cancelled", CancelledError("this work was cancelled; ask again"))
+            self._cancelled()
         except RheoscopeError as error:
             self._end("error", error, error=str(error))
         except Exception as error:  # a fault of ours: the page says so in one line, the log has the rest
@@ -122,6 +131,9 @@ class Job:
         else:
             self.result.set_result(found)
             self.log.tell("done")
+
+    def _cancelled(self) -> None:
+        self._end("cancelled", CancelledError("this work was cancelled; ask again"))
 
     def _end(self, event: str, fault: Exception, /, **data: Any) -> None:
         self.result.set_exception(fault)
@@ -178,14 +190,17 @@ class Queue:
             if job is None or name not in job.holders:
                 return False
             job.holders.discard(name)
-            if not job.holders:
-                job.stop()
-            return not job.over
+            last, was_open = not job.holders, not job.over
+            job.doomed = job.doomed or last
+        if last:
+            job.stop()
+        return was_open
 
     def close(self) -> None:
         """End all work at its next step and give the threads back."""
         with self._lock:
-            for job in set().union(*self._open.values()):
-                job.stop()
+            jobs = set().union(*self._open.values())
+        for job in jobs:
+            job.stop()
         for pool in self._lanes.values():
             pool.shutdown()
