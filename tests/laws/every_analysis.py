@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "distortion": {"nearest": 3, "draws": 2},
     "stack": {"draws": 2},
     "composition": {"top": 1},
-    "head_types": {"window": 2},
+    "head_types": {"reach": 2},
     "heat": {"draws": 3, "times": (1, 4)},
     "density_clusters": {"least": 2},
     "purity": {"draws": 20},
