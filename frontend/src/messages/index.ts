@@ -1,0 +1,10 @@
+import { en, type Key, type Messages } from './en'
+import { zh } from './zh'
+
+export type { Key, Messages }
+export const LANGUAGES: Record<string, Messages> = { en, zh }
+
+/** A message with its gaps filled. */
+export function said(messages: Messages, key: Key, filled: Record<string, string | number> = {}): string {
+  return messages[key].replace(/\{(\w+)\}/g, (gap, name: string) => (name in filled ? String(filled[name]) : gap))
+}
