@@ -135,6 +135,13 @@ export function fileOf(path: string, query: Record<string, string>, ending: Endi
   return [path, ...told, ending].join('.')
 }
 
+/** Files of an export may be gzip as a whole. */
+export async function inflated(buffer: ArrayBuffer): Promise<ArrayBuffer> {
+  const start = new Uint8Array(buffer, 0, Math.min(2, buffer.byteLength))
+  if (start[0] !== 0x1f || start[1] !== 0x8b) return buffer
+  return new Response(new Blob([buffer]).stream().pipeThrough(new DecompressionStream('gzip'))).arrayBuffer()
+}
+
 export class Files implements Source {
   readonly live = false
   constructor(readonly held: Record<string, string> | undefined, readonly missing: string) {}
@@ -143,11 +150,11 @@ export class Files implements Source {
     if (this.held) {
       const text = this.held[file]
       if (text === undefined) throw new WireError(this.missing, 404)
-      return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer
+      return inflated(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer)
     }
     const answer = await fetch(`./${file}`)
     if (!answer.ok) throw new WireError(this.missing, answer.status)
-    return answer.arrayBuffer()
+    return inflated(await answer.arrayBuffer())
   }
   ask(): Promise<never> { return Promise.reject(new WireError(this.missing, 405)) }
 }
@@ -210,6 +217,12 @@ export class Client {
 
   async weights(id: string, layer: number, head: number, kind: string): Promise<Field> {
     return (await this.binary(`api/traces/${id}/weights/${layer}/${head}`, { kind })).arrays.map!
+  }
+
+  /** What every token would say after every half-layer, with its probability (step × token). */
+  async lens(id: string): Promise<{ shown: string[][]; probability: Field }> {
+    const { header, arrays } = await this.binary(`api/traces/${id}/lens`)
+    return { shown: header.shown, probability: arrays.probability! }
   }
 
   async dynamics(body: Record<string, unknown>): Promise<Envelope> {
