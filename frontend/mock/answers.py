@@ -31,7 +31,7 @@ def plain(x):
         return {"mark": name} | told if name in ("line", "shape", "cells", "word") else told
     if isinstance(x, np.ndarray):
         return plain(x.tolist())
-    if isinstance(x, (list, tuple)):
+    if isinstance(x, (list, tuple, range)):
         return [plain(one) for one in x]
     if isinstance(x, (set, frozenset)):
         return [list(one) for one in x]

@@ -144,19 +144,19 @@ export async function inflated(buffer: ArrayBuffer): Promise<ArrayBuffer> {
 
 export class Files implements Source {
   readonly live = false
-  constructor(readonly held: Record<string, string> | undefined, readonly missing: string) {}
+  constructor(readonly held: Record<string, string> | undefined, readonly missing: () => string) {}
   async read(path: string, query: Record<string, string>, ending: Ending): Promise<ArrayBuffer> {
     const file = fileOf(path, query, ending)
     if (this.held) {
       const text = this.held[file]
-      if (text === undefined) throw new WireError(this.missing, 404)
+      if (text === undefined) throw new WireError(this.missing(), 404)
       return inflated(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer)
     }
     const answer = await fetch(`./${file}`)
-    if (!answer.ok) throw new WireError(this.missing, answer.status)
+    if (!answer.ok) throw new WireError(this.missing(), answer.status)
     return inflated(await answer.arrayBuffer())
   }
-  ask(): Promise<never> { return Promise.reject(new WireError(this.missing, 405)) }
+  ask(): Promise<never> { return Promise.reject(new WireError(this.missing(), 405)) }
 }
 
 /** The trace an export is about, or nothing where a server answers. */

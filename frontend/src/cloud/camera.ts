@@ -2,7 +2,7 @@
 
 export interface Eye { yaw: number; pitch: number; distance: number; x: number; y: number; z: number }
 
-export const START: Eye = { yaw: 0.55, pitch: 0.35, distance: 3.2, x: 0, y: 0, z: 0 }
+export const START: Eye = { yaw: 0.55, pitch: 0.35, distance: 3, x: 0, y: 0, z: 0 }
 export const ANGLE = (36 * Math.PI) / 180
 const NEAR = 0.01
 const FAR = 100
@@ -62,9 +62,12 @@ const clamp = (value: number, low: number, high: number) => Math.max(low, Math.m
 export const turned = (eye: Eye, dx: number, dy: number): Eye => ({ ...eye, yaw: eye.yaw - dx * 0.008, pitch: clamp(eye.pitch + dy * 0.008, -1.55, 1.55) })
 export const nearer = (eye: Eye, factor: number): Eye => ({ ...eye, distance: clamp(eye.distance * factor, 0.4, 12) })
 
+/** How long a pixel is, in the plane that the eye looks at. */
+export const unitOf = (eye: Eye, width: number, height: number): number => (2 * eye.distance * Math.tan(ANGLE / 2)) / Math.min(width, height)
+
 /** Slid along the sheet by pixels. */
-export function slid(eye: Eye, dx: number, dy: number, height: number): Eye {
-  const unit = (2 * eye.distance * Math.tan(ANGLE / 2)) / height
+export function slid(eye: Eye, dx: number, dy: number, width: number, height: number): Eye {
+  const unit = unitOf(eye, width, height)
   const m = viewOf(eye)
   const [a, b] = [-dx * unit, dy * unit]
   return { ...eye, x: eye.x + a * m[0]! + b * m[1]!, y: eye.y + a * m[4]! + b * m[5]!, z: eye.z + a * m[8]! + b * m[9]! }

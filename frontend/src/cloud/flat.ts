@@ -21,7 +21,7 @@ export class Flat implements Hand {
     context.textBaseline = 'middle'
     const now = placed(scene, eye, sheet)
     const onSheet = (points: Float32Array) => project(points, eye, sheet.width, sheet.height)
-    this.axes(scene, onSheet, sheet)
+    this.axes(scene, onSheet, eye, sheet)
     if (scene.trails) this.trails(scene, onSheet)
     this.arcs(scene, now.places, onSheet)
     if (scene.beside) this.beside(scene, now.screen, onSheet)
@@ -54,10 +54,10 @@ export class Flat implements Hand {
     context.stroke()
   }
 
-  private axes(scene: Scene, onSheet: (points: Float32Array) => Float32Array, sheet: Sheet): void {
-    axisLines().forEach((one, k) => {
+  private axes(scene: Scene, onSheet: (points: Float32Array) => Float32Array, eye: Eye, sheet: Sheet): void {
+    axisLines(eye, sheet).forEach((one, k) => {
       const p = onSheet(Float32Array.from(one))
-      this.line(p[0]!, p[1]!, p[3]!, p[4]!, sheet.theme.muted, 0.45)
+      this.line(p[0]!, p[1]!, p[3]!, p[4]!, sheet.theme.muted, 0.7)
       if (scene.axes[k]) this.word(scene.axes[k]!, p[3]! + 4, p[4]!, sheet.theme.muted, sheet)
     })
   }
@@ -68,7 +68,7 @@ export class Flat implements Hand {
     for (let step = 0; step < Math.floor(scene.at); step++)
       for (let token = 0; token < scene.tokens; token++) {
         const [a, b] = [(step * scene.tokens + token) * 3, ((step + 1) * scene.tokens + token) * 3]
-        const alpha = strength(scene, token) * (0.1 + 0.5 * Math.exp((step - scene.at) * 0.4))
+        const alpha = (scene.arcs.length ? 0.35 : 1) * strength(scene, token) * (0.1 + 0.5 * Math.exp((step - scene.at) * 0.4))
         if (alpha > 0) this.line(p[a]!, p[a + 1]!, p[b]!, p[b + 1]!, css([c[token * 3]!, c[token * 3 + 1]!, c[token * 3 + 2]!]), alpha)
       }
   }

@@ -1,4 +1,4 @@
-/** The cloud by WebGL: five draw calls a frame, whatever the number of tokens. */
+/** The cloud by WebGL: four draw calls a frame, whatever the number of tokens. The library counts vertices by `position`. */
 
 import {
   BufferAttribute, BufferGeometry, Camera, CanvasTexture, DynamicDrawUsage, InstancedBufferAttribute, InstancedBufferGeometry, LinearFilter, LineSegments,
@@ -11,33 +11,33 @@ import { bow, type Scene } from './frame'
 import { axisLines, labelled, placed, RADIUS, strength, type Hand, type Sheet } from './hand'
 import { sheetOf, type Sheet as Words } from './words'
 
-const HEAD = `precision highp float; uniform mat4 m; uniform vec2 screen; uniform float distance;`
+const HEAD = `precision highp float; uniform mat4 m; uniform vec2 screen; uniform float far;`
 
 const DOT_VERTEX = `${HEAD}
-in vec2 corner; in vec3 place; in vec3 colour; in vec3 look; out vec2 p; out vec3 c; out vec2 l;
-void main() { p = corner; c = colour; l = look.yz; vec4 at = m * vec4(place, 1.0);
-  float size = look.x * clamp(distance / at.w, 0.6, 1.7);
-  at.xy += corner * size * 2.0 / screen * at.w; gl_Position = at; }`
+in vec2 position; in vec3 place; in vec3 colour; in vec3 look; out vec2 p; out vec3 c; out vec2 l;
+void main() { p = position; c = colour; l = look.yz; vec4 at = m * vec4(place, 1.0);
+  float size = look.x * clamp(far / at.w, 0.6, 1.7);
+  at.xy += position * size * 2.0 / screen * at.w; gl_Position = at; }`
 const DOT_FRAGMENT = `precision highp float; in vec2 p; in vec3 c; in vec2 l; out vec4 result; uniform vec3 paper;
 float star(vec2 q) { float a = atan(q.x, q.y), k = 1.2566371; float t = mod(a + k * 0.5, k) - k * 0.5; vec2 r = length(q) * vec2(cos(t), abs(sin(t)));
   vec2 tip = vec2(1.0, 0.0), dent = 0.42 * vec2(cos(k * 0.5), sin(k * 0.5)); vec2 e = dent - tip; vec2 w = r - tip; return (e.x * w.y - e.y * w.x) / length(e); }
 void main() { float r = length(p); float edge = fwidth(r); float a; vec3 shown = c;
-  if (l.y > 1.5) { float s = -star(p); a = smoothstep(-edge, edge, s); shown = mix(paper, c, smoothstep(0.04, 0.04 + 2.0 * edge, s)); }
+  if (l.y > 1.5) { float s = star(p); a = smoothstep(-edge, edge, s); shown = mix(paper, c, smoothstep(0.04, 0.04 + 2.0 * edge, s)); }
   else if (l.y > 0.5) a = smoothstep(1.0, 1.0 - edge, r) * smoothstep(0.62 - edge, 0.62, r);
   else { a = smoothstep(1.0, 1.0 - edge, r); shown = mix(c, paper, smoothstep(0.76 - edge, 0.76, r)); }
   a *= l.x; if (a < 0.02) discard; result = vec4(shown, a); }`
 
-const TRAIL_VERTEX = `${HEAD} in vec3 place; in vec3 colour; in vec2 moment; out float s; out vec3 c; out float a;
-void main() { s = moment.x; a = moment.y; c = colour; gl_Position = m * vec4(place, 1.0); }`
+const TRAIL_VERTEX = `${HEAD} in vec3 position; in vec3 colour; in vec2 moment; out float s; out vec3 c; out float a;
+void main() { s = moment.x; a = moment.y; c = colour; gl_Position = m * vec4(position, 1.0); }`
 const TRAIL_FRAGMENT = `precision highp float; in float s; in vec3 c; in float a; out vec4 result; uniform float at;
 void main() { if (s > at) discard; result = vec4(c, a * mix(0.1, 0.6, exp((s - at) * 0.4))); }`
 
-const LINE_VERTEX = `${HEAD} in vec3 place; in vec4 colour; out vec4 c; void main() { c = colour; gl_Position = m * vec4(place, 1.0); }`
+const LINE_VERTEX = `${HEAD} in vec3 position; in vec4 colour; out vec4 c; void main() { c = colour; gl_Position = m * vec4(position, 1.0); }`
 const LINE_FRAGMENT = `precision highp float; in vec4 c; out vec4 result; void main() { result = c; }`
 
-const WORD_VERTEX = `${HEAD} in vec2 corner; in vec3 place; in vec4 box; in vec4 cut; in vec4 colour; out vec2 uv; out vec4 c;
-void main() { c = colour; uv = cut.xy + (corner * vec2(0.5, -0.5) + 0.5) * cut.zw; vec4 at = m * vec4(place, 1.0);
-  vec2 pixel = box.xy + (corner * 0.5 + 0.5) * box.zw; vec2 origin = (at.xy / at.w * 0.5 + 0.5) * screen;
+const WORD_VERTEX = `${HEAD} in vec2 position; in vec3 place; in vec4 box; in vec4 cut; in vec4 colour; out vec2 uv; out vec4 c;
+void main() { c = colour; uv = cut.xy + (position * vec2(0.5, -0.5) + 0.5) * cut.zw; vec4 at = m * vec4(place, 1.0);
+  vec2 pixel = box.xy + (position * 0.5 + 0.5) * box.zw; vec2 origin = (at.xy / at.w * 0.5 + 0.5) * screen;
   at.xy = ((origin + pixel) / screen * 2.0 - 1.0) * at.w; at.z = -0.99 * at.w; gl_Position = at; }`
 const WORD_FRAGMENT = `precision highp float; in vec2 uv; in vec4 c; out vec4 result; uniform sampler2D sheet; uniform vec3 paper;
 void main() { vec4 t = texture(sheet, uv); if (t.a < 0.02) discard; result = vec4(mix(paper, c.rgb, t.r), t.a * c.a); }`
@@ -49,7 +49,7 @@ class Quads {
   readonly geometry = new InstancedBufferGeometry()
   private room = 0
   constructor(private readonly sizes: Record<string, number>) {
-    this.geometry.setAttribute('corner', new BufferAttribute(QUAD, 2))
+    this.geometry.setAttribute('position', new BufferAttribute(QUAD, 2))
   }
   array(name: string): Float32Array { return this.geometry.getAttribute(name).array as Float32Array }
   grow(count: number): void {
@@ -72,7 +72,7 @@ export class Gl implements Hand {
   private readonly world = new World()
   private readonly camera = new Camera()
   private readonly uniforms = {
-    m: { value: new Matrix4() }, screen: { value: new Vector2(1, 1) }, distance: { value: 3 }, at: { value: 0 }, paper: { value: new Color(1, 1, 1) },
+    m: { value: new Matrix4() }, screen: { value: new Vector2(1, 1) }, far: { value: 3 }, at: { value: 0 }, paper: { value: new Color(1, 1, 1) },
     sheet: { value: null as CanvasTexture | null },
   }
   private readonly dots = new Quads({ place: 3, colour: 3, look: 3 })
@@ -87,36 +87,36 @@ export class Gl implements Hand {
   constructor(canvas: HTMLCanvasElement) {
     this.renderer = new WebGLRenderer({ canvas, antialias: true, alpha: true })
     this.renderer.outputColorSpace = 'srgb-linear'
+    this.renderer.sortObjects = false // they are added in the order in which they are drawn
     this.camera.matrixWorldAutoUpdate = false
-    const put = (kind: 'mesh' | 'lines', geometry: BufferGeometry, vertexShader: string, fragmentShader: string, depthWrite: boolean, order: number) => {
+    const put = (kind: 'mesh' | 'lines', geometry: BufferGeometry, vertexShader: string, fragmentShader: string, depthWrite: boolean) => {
       const material = new RawShaderMaterial({ uniforms: this.uniforms, vertexShader, fragmentShader, glslVersion: GLSL3, transparent: true, depthWrite })
       const thing = kind === 'mesh' ? new Mesh(geometry, material) : new LineSegments(geometry, material)
       thing.frustumCulled = false
-      thing.renderOrder = order
       this.world.add(thing)
       return thing
     }
-    put('lines', this.lines, LINE_VERTEX, LINE_FRAGMENT, false, 0)
-    this.trailLines = put('lines', this.trails, TRAIL_VERTEX, TRAIL_FRAGMENT, false, 1) as LineSegments
-    put('mesh', this.dots.geometry, DOT_VERTEX, DOT_FRAGMENT, true, 2)
-    put('mesh', this.words.geometry, WORD_VERTEX, WORD_FRAGMENT, false, 3)
+    put('lines', this.lines, LINE_VERTEX, LINE_FRAGMENT, false)
+    this.trailLines = put('lines', this.trails, TRAIL_VERTEX, TRAIL_FRAGMENT, false) as LineSegments
+    put('mesh', this.dots.geometry, DOT_VERTEX, DOT_FRAGMENT, true)
+    put('mesh', this.words.geometry, WORD_VERTEX, WORD_FRAGMENT, false)
   }
 
   draw(scene: Scene, eye: Eye, sheet: Sheet): void {
     this.renderer.setPixelRatio(sheet.ratio)
     this.renderer.setSize(sheet.width, sheet.height, false)
-    const { m, screen, distance, at, paper } = this.uniforms
+    const { m, screen, far, at, paper } = this.uniforms
     m.value.fromArray(times(lensOf(sheet.width / sheet.height), viewOf(eye)))
     screen.value.set(sheet.width, sheet.height)
-    distance.value = eye.distance
+    far.value = eye.distance
     at.value = scene.at
     paper.value.setRGB(...(rgb(sheet.theme.paper).map((x) => x / 255) as [number, number, number]))
     this.cutWords(scene, sheet)
     this.putTrails(scene)
     const now = placed(scene, eye, sheet)
     this.putDots(scene, now.places)
-    this.putLines(scene, now.places, sheet)
-    this.putWords(scene, now, sheet)
+    this.putLines(scene, now.places, eye, sheet)
+    this.putWords(scene, now, eye, sheet)
     this.renderer.render(this.world, this.camera)
   }
 
@@ -134,7 +134,8 @@ export class Gl implements Hand {
 
   private putTrails(scene: Scene): void {
     const bright = [...scene.bright].join()
-    const same = [scene.all, scene.colours, bright, scene.shown]
+    const faint = scene.arcs.length ? 0.35 : 1
+    const same = [scene.all, scene.colours, bright, scene.shown, faint]
     this.trailLines.visible = scene.trails
     if (!scene.trails || same.every((one, at) => one === this.trailsFor[at])) return
     this.trailsFor = same
@@ -151,10 +152,10 @@ export class Gl implements Hand {
             colour[at * 3 + k] = scene.colours[token * 3 + k]! / 255
           }
           moment[at * 2] = step + end
-          moment[at * 2 + 1] = strength(scene, token)
+          moment[at * 2 + 1] = faint * strength(scene, token)
           at++
         }
-    this.trails.setAttribute('place', new BufferAttribute(place, 3))
+    this.trails.setAttribute('position', new BufferAttribute(place, 3))
     this.trails.setAttribute('colour', new BufferAttribute(colour, 3))
     this.trails.setAttribute('moment', new BufferAttribute(moment, 2))
   }
@@ -183,7 +184,7 @@ export class Gl implements Hand {
     this.dots.show(at)
   }
 
-  private putLines(scene: Scene, places: Float32Array, sheet: Sheet): void {
+  private putLines(scene: Scene, places: Float32Array, eye: Eye, sheet: Sheet): void {
     const place: number[] = []
     const colour: number[] = []
     const line = (a: ArrayLike<number>, b: ArrayLike<number>, tint: number[], alpha: number) => {
@@ -193,7 +194,7 @@ export class Gl implements Hand {
       }
     }
     const muted = rgb(sheet.theme.muted)
-    for (const one of axisLines()) line(one.slice(0, 3), one.slice(3), muted, 0.45)
+    for (const one of axisLines(eye, sheet)) line(one.slice(0, 3), one.slice(3), muted, 0.7)
     const top = scene.arcs[0]?.weight ?? 1
     for (const { from, to, weight } of scene.arcs) {
       const points = bow(places.subarray(from * 3, from * 3 + 3), places.subarray(to * 3, to * 3 + 3))
@@ -201,11 +202,11 @@ export class Gl implements Hand {
     }
     if (scene.beside && scene.besideTokens === scene.tokens)
       for (let token = 0; token < scene.tokens; token++) line(scene.beside.subarray(token * 3, token * 3 + 3), places.subarray(token * 3, token * 3 + 3), muted, strength(scene, token) * 0.4)
-    this.lines.setAttribute('place', new BufferAttribute(new Float32Array(place), 3))
+    this.lines.setAttribute('position', new BufferAttribute(new Float32Array(place), 3))
     this.lines.setAttribute('colour', new BufferAttribute(new Float32Array(colour), 4))
   }
 
-  private putWords(scene: Scene, now: ReturnType<typeof placed>, sheet: Sheet): void {
+  private putWords(scene: Scene, now: ReturnType<typeof placed>, eye: Eye, sheet: Sheet): void {
     const { cuts, canvas, ratio } = this.cut!
     const kept = labelled(scene, now, sheet, (text) => cuts.get(text))
     this.words.grow(kept.length + 4)
@@ -222,7 +223,7 @@ export class Gl implements Hand {
       at++
     }
     for (const { token } of kept) put(scene.labels[token]!, now.places, token * 3, RADIUS + 1, ink, Math.max(strength(scene, token), 0.3))
-    axisLines().forEach((one, k) => scene.axes[k] && put(scene.axes[k]!, one, 3, 2, muted, 1))
+    axisLines(eye, sheet).forEach((one, k) => scene.axes[k] && put(scene.axes[k]!, one, 3, 2, muted, 1))
     if (scene.star) put(scene.starLabel, scene.star, 0, 11, ink, 1)
     this.words.show(at)
   }

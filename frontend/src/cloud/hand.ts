@@ -1,7 +1,7 @@
 /** What both hands share: sizes, which labels there is room for, who stands under the pointer. */
 
 import type { Theme } from '../palette'
-import { project, type Eye } from './camera'
+import { project, slid, unitOf, type Eye } from './camera'
 import { cloudAt, decluttered, type Box, type Scene } from './frame'
 
 export interface Sheet { width: number; height: number; ratio: number; theme: Theme }
@@ -14,7 +14,8 @@ export interface Hand {
 export const RADIUS = 4.2
 export const FADED = 0.16
 export const MOST_LABELS = 512
-export const AXIS = 1.15
+const AXIS = 38
+const CORNER = 62
 
 /** How strongly a token is drawn. */
 export const strength = (scene: Scene, token: number): number =>
@@ -52,9 +53,9 @@ export function under(screen: Float32Array, x: number, y: number, shown: (token:
   return best < 0 ? null : best
 }
 
-/** Three short axes from a corner of the ball, and where their names stand. */
-export const axisLines = (): number[][] => [
-  [-1, -1, -1, -1 + AXIS, -1, -1],
-  [-1, -1, -1, -1, -1 + AXIS, -1],
-  [-1, -1, -1, -1, -1, -1 + AXIS],
-]
+/** Three short axes in the lower left corner that turn with the cloud; each ends where its name stands. */
+export function axisLines(eye: Eye, { width, height }: Sheet): number[][] {
+  const { x, y, z } = slid(eye, width / 2 - CORNER, CORNER - height / 2, width, height)
+  const long = AXIS * unitOf(eye, width, height)
+  return [0, 1, 2].map((k) => [x, y, z, x + (k === 0 ? long : 0), y + (k === 1 ? long : 0), z + (k === 2 ? long : 0)])
+}
