@@ -9,8 +9,10 @@ import pytest
 import rheoscope as rheoscope_package
 from rheoscope.catalogue import TABLE
 from rheoscope.cli import main
+from rheoscope.models.checkpoint import save
 from rheoscope.report import dynamics, theorems
 from tests.flow.dynamics.cases import done
+from tests.report.cases import small
 
 PAGE = (Path(__file__).parents[1] / "docs" / "ideas.md").read_text(encoding="utf-8")
 COMMANDS = list(dict.fromkeys(re.findall(r"`(rheoscope [^`]+)`", PAGE)))
@@ -20,6 +22,7 @@ FEW = {"senses": 16, "relatedness": 12}
 """Of the lists that ship: the first lines, two words or two groups."""
 
 
+OF_A_MODEL = ("analyse", "covers", "operators", "reverse", "surgery")
 QUICK = {
     "agreement": ["--draws", "2"], "stack": ["--draws", "2"], "charts": ["--draws", "2"], "relation_swap": ["--draws", "1"],
     "heat": ["--draws", "3"], "boundary": ["--iterations", "2", "--layers", "1"],
@@ -30,9 +33,15 @@ QUICK = {
 """Settings with which a command does the same in less time."""
 
 
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The directory of a narrow model: that a command runs does not hang on the width."""
+    return str(save(small().network, tmp_path_factory.mktemp("narrow") / "model", tokenizer=small().tokenizer))
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_runs(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, narrow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for of_the_bench in (dynamics, theorems):  # done once in a run of the suite
         monkeypatch.setattr(of_the_bench, "dynamics", done)
@@ -45,6 +54,7 @@ def test_every_command_runs(
         )
         words += ["--words", "words.tsv"]
     words += QUICK.get(name if name in FEW else words[1] if words[0] == "analyse" else words[0], [])
+    words += ["--model", narrow] if words[0] in OF_A_MODEL else []
     monkeypatch.setattr("sys.argv", ["rheoscope", *(TEXT if word == "TEXT" else word for word in words)])
     with pytest.raises(SystemExit) as end:
         main()

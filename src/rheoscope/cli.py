@@ -1,5 +1,6 @@
 """The command `rheoscope`: thin, every answer comes from the rooms below."""
 
+import gc
 import sys
 from difflib import get_close_matches
 from pathlib import Path
@@ -405,8 +406,39 @@ def dynamics_command(
         show(list(experiments()) if every else names or [], seed, out, json)
 
 
+@app.command("studio")
+def studio_command(
+    model: ModelName = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Where it listens; 0: any free one.")] = None,
+    host: Annotated[str, typer.Option(help="Another than loopback asks everyone for a token.")] = "127.0.0.1",
+    opens: Annotated[bool, typer.Option("--open", help="Also open the page in a browser.")] = False,
+    root: Annotated[list[Path] | None, typer.Option(help="Models below this directory may be opened too.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the page of one text as files here, and serve none.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The text of the export.")] = None,
+    file: File = None,
+) -> None:
+    """The page: a text as a cloud that moves, every head, every analysis, and heads changed while you look; on loopback.
+
+    Examples:  rheoscope studio --open    ·    rheoscope studio --model gpt2 --port 0
+    ·    rheoscope studio --export page --text "The keys to the cabinet are on the table"
+    """
+    from rheoscope.report.texts import text_of
+    from rheoscope.studio import export as exporting
+    from rheoscope.studio.starting import start
+
+    if export is None:
+        start(model, host, port, opens, root or [])
+    else:
+        print(exporting.save(export, text_of(text, file), model))
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
+    gc.set_threshold(
+        100_000, 10, 10
+    )  # imports make half a million objects that stay: looking through them takes as long as an analysis
     try:
         app(asked(sys.argv[1:]))
     except Exception as error:

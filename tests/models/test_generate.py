@@ -220,7 +220,7 @@ def test_a_beam_that_holds_everything_finds_the_best(favour: float) -> None:
 
 def test_a_wider_beam_is_no_worse_here_and_often_better() -> None:
     better = 0
-    for seed in range(4):
+    for seed in range(6, 10):
         model, source = translator(seed=seed), texts(seed, 1, 6)
         found = [ended(translate(model, source, 0, 1, 10, beam)[0]) for beam in (2, 40)]
         scores = [

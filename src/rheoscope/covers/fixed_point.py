@@ -1,5 +1,6 @@
 """Is a layer near a fixed point? How far it moves the cloud, what it does when applied again and again, its Jacobian."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import p_values, permutations
 from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace
+from rheoscope.space.transposed import transposed
 from rheoscope.space.view import View
 
 if TYPE_CHECKING:
@@ -53,9 +55,9 @@ def fixed_point(
 
     **Formula** T(X) = X + attention + MLP, on the cloud that the layer reads. Applied k times, directions x/‖x‖ are compared
     (pre-norm streams grow without bound, the direction may settle). Norm and radius of ∂T/∂X at the cloud come from
-    products with vectors alone: `iterations` of power iteration on JᵀJ, all its vectors kept (Lanczos; from below, but for
-    rounding), and as many steps of Arnoldi, which may end on either side. Both state their error. A radius below 1 says that the
-    layer is locally contracting here, no more.
+    products with vectors alone: `iterations` steps of Arnoldi, which may end on either side, and half as many of power iteration
+    on JᵀJ, all its vectors kept (Lanczos; from below, but for rounding): each takes two products. Both state their error. A
+    radius below 1 says that the layer is locally contracting here, no more.
 
     **Null** the displacements of the layer permuted among the tokens: ‖T(X) − X‖ stays as it is, so directions are compared, the
     angle from x_i to x_i + Δ_π(i) with the angle from x_i to x_i + Δ_i. Mean and spread are those over all permutations, exactly;
@@ -173,7 +175,7 @@ def kernel(
         [over_permutations(turns(a[kept], (b - a)[kept])) for a, b in pairwise(way)], -1
     )
     found |= {name.replace("settling", "turn"): found[name][0] for name in NULLED}
-    found["jacobian_norm"], found["jacobian_norm_error"] = norm(forward, back, start, iterations)
+    found["jacobian_norm"], found["jacobian_norm_error"] = norm(forward, back, start, math.ceil(iterations / 2))
     found["jacobian_radius"], found["jacobian_radius_error"] = radius(forward, start, iterations)
     return found
 
@@ -224,10 +226,10 @@ def jacobian(T: Map, x: Cloud) -> tuple[Map, Map]:
         x = x.detach().requires_grad_()
         y = T(x)
         w = torch.zeros_like(y, requires_grad=True)
-        pulled = torch.autograd.grad(y, x, w, create_graph=True)[0]
+        pulled = transposed(y, x, w, create_graph=True)
     return (
-        lambda v: torch.autograd.grad(pulled, w, v, retain_graph=True)[0],
-        lambda w: torch.autograd.grad(y, x, w, retain_graph=True)[0],
+        lambda v: transposed(pulled, w, v, retain_graph=True),
+        lambda w: transposed(y, x, w, retain_graph=True),
     )
 
 

@@ -18,6 +18,7 @@ from rheoscope.space.pullback import adds_up, pulled_back
 from rheoscope.space.share import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
+from rheoscope.space.transposed import transposed
 
 if TYPE_CHECKING:
     import xarray
@@ -172,7 +173,7 @@ def at_outputs(heads: Heads, x: Float[Tensor, "n d"], pulled: Float[Tensor, "n d
         with torch.enable_grad():
             total = (heads.outputs(x) @ heads.W_O).sum(0)
             total = (total if heads.b_O is None else total + heads.b_O).detach().requires_grad_()
-            (pulled,) = torch.autograd.grad(heads.after.own(total), total, pulled)
+            pulled = transposed(heads.after.own(total), total, pulled)
     return pulled @ heads.W_O.detach().mT
 
 

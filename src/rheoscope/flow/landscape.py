@@ -24,6 +24,7 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, through
 from rheoscope.space.operator import Factored
+from rheoscope.space.transposed import transposed
 
 Queries = Float[Tensor, "h n k"]
 
@@ -56,7 +57,7 @@ class Landscape:
             found.append((total, self.by_query(q[:, :, rows], self.keys[:, :, columns], alpha)))
         total, by_placed = (torch.cat(part, 1) for part in zip(*found, strict=True))
         # the transpose of the model's own norm and rotation takes the gradient back
-        return total - self.log_counts(), torch.autograd.grad(placed, free, by_placed[None])[0]
+        return total - self.log_counts(), transposed(placed, free, by_placed[None])
 
     def weighed(
         self, q: Float[Tensor, "1 h n k"], rows: slice, columns: slice

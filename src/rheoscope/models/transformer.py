@@ -10,6 +10,7 @@ cloud of shape (b, n, d). `space/` sees these modules through `describing.py`, e
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import final
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -55,11 +56,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.stack = Stack(config, causal=config.form == "decoder")
-        self.unembed = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.unembed = Linear(config.width, config.vocabulary, bias=False)
         if config.tied:
             self.unembed.weight = self.stack.embed.weight
-        self.apply(initialise)
-        calm_writers(self)
+        initialise(self)
 
     def forward(
         self, ids: Ids, padding: Bool[Tensor, "b n"] | None = None, cache: GenerationCache | None = None
@@ -85,11 +85,10 @@ class Translator(nn.Module):
         self.encoder = Stack(config, causal=False)
         self.decoder = Stack(config, causal=True, crossed=True)
         self.decoder.embed.weight = self.encoder.embed.weight
-        self.unembed = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.unembed = Linear(config.width, config.vocabulary, bias=False)
         if config.tied:
             self.unembed.weight = self.encoder.embed.weight
-        self.apply(initialise)
-        calm_writers(self)
+        initialise(self)
 
     def forward(
         self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], real: Bool[Tensor, "b s"] | None = None
@@ -108,7 +107,7 @@ class Stack(nn.Module):
     def __init__(self, config: Config, causal: bool, crossed: bool = False) -> None:
         super().__init__()
         self.config, self.causal = config, causal
-        self.embed = nn.Embedding(config.vocabulary, config.width)
+        self.embed = Embedding(config.vocabulary, config.width)
         self.scale = math.sqrt(config.width) if config.scaled_embedding else 1.0
         self.place = PLACES[config.position](config, causal)
         self.dropout = dropout(config)
@@ -189,8 +188,8 @@ class SelfAttention(nn.Module):
         self.heads, self.kv_heads = config.heads, config.kv_heads
         self.head_width, self.value_width = config.head_width, config.value_width
         of_key = self.head_width + self.value_width
-        self.read = nn.Linear(config.width, self.heads * self.head_width + self.kv_heads * of_key, bias=config.bias)
-        self.write = nn.Linear(self.heads * self.value_width, config.width, bias=config.bias)
+        self.read = Linear(config.width, self.heads * self.head_width + self.kv_heads * of_key, bias=config.bias)
+        self.write = Linear(self.heads * self.value_width, config.width, bias=config.bias)
         self.mechanism = Attention(config.attention().under(as_mask("causal" if causal else None)))
         self.dropped = config.attention_dropout
 
@@ -227,9 +226,9 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = config.heads, config.kv_heads
         self.head_width, self.value_width = config.head_width, config.value_width
-        self.ask = nn.Linear(config.width, self.heads * self.head_width, bias=config.bias)
-        self.read = nn.Linear(config.width, self.kv_heads * (self.head_width + self.value_width), bias=config.bias)
-        self.write = nn.Linear(self.heads * self.value_width, config.width, bias=config.bias)
+        self.ask = Linear(config.width, self.heads * self.head_width, bias=config.bias)
+        self.read = Linear(config.width, self.kv_heads * (self.head_width + self.value_width), bias=config.bias)
+        self.write = Linear(self.heads * self.value_width, config.width, bias=config.bias)
         self.mechanism, self.dropped = Attention(config.attention()), config.attention_dropout
 
     def forward(self, u: Cloud, memory: Memory, across: Mask | None = None, cache: LayerCache | None = None) -> Cloud:
@@ -271,8 +270,8 @@ class FFN(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.read = nn.Linear(config.width, config.hidden, bias=config.bias)
-        self.write = nn.Linear(config.hidden, config.width, bias=config.bias)
+        self.read = Linear(config.width, config.hidden, bias=config.bias)
+        self.write = Linear(config.hidden, config.width, bias=config.bias)
         self.act = nn.ReLU() if config.ffn == "relu" else nn.GELU(approximate="tanh")
 
     def forward(self, u: Cloud) -> Cloud:
@@ -284,8 +283,8 @@ class GatedFFN(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.read = nn.Linear(config.width, 2 * config.hidden, bias=config.bias)
-        self.write = nn.Linear(config.hidden, config.width, bias=config.bias)
+        self.read = Linear(config.width, 2 * config.hidden, bias=config.bias)
+        self.write = Linear(config.hidden, config.width, bias=config.bias)
 
     def forward(self, u: Cloud) -> Cloud:
         gate, up = self.read(u).chunk(2, -1)
@@ -306,21 +305,40 @@ def norm(config: Config) -> nn.Module:
     return nn.LayerNorm(config.width, eps=config.eps, bias=config.bias)
 
 
-def initialise(module: nn.Module) -> None:
-    """N(0, .02²) for every matrix, 0 for every bias (GPT-2)."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-    if isinstance(module, LearnedTable):
-        nn.init.normal_(module.table, std=0.02)
+@final
+class Linear(nn.Linear):
+    """Torch's, but that `initialise` alone draws its weights."""
+
+    def reset_parameters(self) -> None:
+        pass
 
 
-def calm_writers(model: nn.Module) -> None:
-    """What writes to the stream starts smaller, by 1/√(number of writers): the stream's size does not grow with depth."""
-    writers = [m.write for m in model.modules() if isinstance(m, SelfAttention | CrossAttention | FFN | GatedFFN)]
-    for writer in writers:
-        nn.init.normal_(writer.weight, std=0.02 / math.sqrt(len(writers)))
+@final
+class Embedding(nn.Embedding):
+    """Torch's, but that `initialise` alone draws its weights."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+def initialise(model: nn.Module) -> None:
+    """N(0, .02²) for every matrix, 0 for every bias (GPT-2), each drawn once, tied ones too.
+
+    What writes to the stream starts smaller, by 1/√(number of writers): the stream's size does not grow with depth.
+    """
+    blocks = [m for m in model.modules() if isinstance(m, SelfAttention | CrossAttention | FFN | GatedFFN)]
+    smaller = {id(block.write.weight): 1 / math.sqrt(len(blocks)) for block in blocks}
+    drawn = {
+        id(matrix): matrix
+        for m in model.modules()
+        if isinstance(m, nn.Linear | nn.Embedding | LearnedTable)
+        for matrix in [m.table if isinstance(m, LearnedTable) else m.weight]
+    }
+    for key, matrix in drawn.items():
+        nn.init.normal_(matrix, std=0.02 * smaller.get(key, 1))
+    for m in model.modules():
+        if isinstance(m, nn.Linear) and m.bias is not None:
+            nn.init.zeros_(m.bias)
 
 
 def parameter_count(model: nn.Module, embedding: bool = True) -> int:

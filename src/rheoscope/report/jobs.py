@@ -6,7 +6,7 @@ from typing import Any
 
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Ask, with_settings
+from rheoscope.report.asking import CONTROLLED, MOST, Ask, with_settings
 from rheoscope.report.findings import findings, sentences
 from rheoscope.report.tell import (
     agreement,
@@ -59,8 +59,10 @@ def _findings(answers: Answers) -> list[Block]:
     return [Lines("What else beat chance", sentences(*findings(answers)))]
 
 
-FIRST = tuple(dict.fromkeys(name for one in QUESTIONS for name in one.needs))
-"""What the seven questions need, in their order: asked before everything else, so that answers stand there at once."""
+SOONEST = sorted(QUESTIONS, key=lambda one: max(CONTROLLED.get(name, 0) for name in one.needs) == MOST)
+FIRST = tuple(dict.fromkeys(name for one in SOONEST for name in one.needs))
+"""What the seven questions need, asked before everything else, so that answers stand there at once: in their order, but that
+what waits for several controls comes last."""
 LAST = ("head_types", "distorted_pairs", "score_attribution")
 """What takes longest, and stands on what came before."""
 

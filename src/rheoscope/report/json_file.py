@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rheoscope.files import write_file
 
 if TYPE_CHECKING:
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 def as_json(dataset: "xarray.Dataset") -> dict[str, Any]:
     """Dimensions, coordinates, values and attrs; NaN and infinity become null."""
-    return _plain(dataset.to_dict())
+    return plain(dataset.to_dict())
 
 
 def save_json(
@@ -26,11 +28,14 @@ def save_json(
     return write_file(path, lambda temporary: temporary.write_text(json.dumps(told, ensure_ascii=False, indent=1)))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The same as JSON can hold it: NaN and infinity become null, what is no number, word or list becomes text."""
     if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
+    return value if isinstance(value, str | int | float | None) else str(value)

@@ -10,7 +10,7 @@ from rheoscope.shapes import RheoscopeError
 
 DRAWS = 20
 """Random heads that each head is compared with in the main report; `rheoscope covers --draws` takes more."""
-TURNS = 8
+TURNS = 6
 """How often all heads are turned at random to see what they then keep of the distances."""
 
 

@@ -23,6 +23,7 @@ from rheoscope.attention.position import Placing, rotation_of
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
 from rheoscope.space.operator import Factored
+from rheoscope.space.transposed import transposed
 
 Cloud = Float[Tensor, "n d"]
 Projected = tuple[Float[Tensor, "1 h n k"], Float[Tensor, "1 g n k"], Float[Tensor, "1 g n e"]]
@@ -78,7 +79,7 @@ class Turned(Placing):
         """Turning is linear, so its transpose is the gradient at any rows, those of zeros too."""
         with torch.enable_grad():
             x = torch.zeros_like(dy, requires_grad=True)
-            return torch.autograd.grad(self.turn(x, at), x, dy)[0], {}
+            return transposed(self.turn(x, at), x, dy), {}
 
     def of_heads(self, some: list[int]) -> "Turned":
         return self

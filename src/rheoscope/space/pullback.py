@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.space.trace import Trace
+from rheoscope.space.transposed import transposed
 
 Cloud = Float[Tensor, "n d"]
 WIDER = 16
@@ -51,4 +52,4 @@ def _back(half: Callable[[Tensor], Tensor], x: Cloud, g: Cloud) -> Cloud:
     """g ∂half/∂x."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(half(x), x, g)[0]
+        return transposed(half(x), x, g)

@@ -1,0 +1,1 @@
+"""The page: a server on loopback, and the same answers as static files."""

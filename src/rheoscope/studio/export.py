@@ -1,0 +1,110 @@
+"""The same page as files: every answer about one text under the path where the server would give it."""
+
+import base64
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+
+from rheoscope.catalogue import TABLE
+from rheoscope.files import whole_file
+from rheoscope.report.progress import progress
+from rheoscope.shapes import RheoscopeError
+from rheoscope.studio import facts, looks, wire
+from rheoscope.studio.session import Entry, Session
+from rheoscope.studio.starting import check_built, opened
+from rheoscope.studio.stored import EXAMPLE, STATIC
+
+MARK = '<script type="application/json" id="rheoscope-export">{}</script>'
+Files = Iterator[tuple[str, bytes]]
+"""Paths below the page, and what they hold."""
+
+
+def save(folder: Path, text: str, model: str | None = None, page: Path | None = STATIC) -> str:
+    """Ask everything of a text and write the page of it into a folder, a new or an empty one; without a page the answers alone."""
+    if page is not None:
+        check_built(page)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RheoscopeError(f"{folder} is there already and not empty; type a new name, nothing is overwritten")
+    session = opened(model)
+    try:
+        entry = asked(session, text)
+        size = write(folder, session, entry, page)
+    finally:
+        session.close()
+    return f"wrote {folder / 'index.html' if page is not None else folder} ({size / 1e6:.1f} MB)"
+
+
+def asked(session: Session, text: str) -> Entry:
+    """The text with all its answers, told on a bar while they come."""
+    first = session.opened(session.first)
+    entry, _ = session.trace(first, first.job.result.result(), text, ())
+    job, _ = session.tell(entry)
+    many = len(session.asks(entry, None))
+    with progress("asking") as tell:
+        while not job.over:
+            wait([job.result], timeout=0.5)
+            tell(sum(event in ("known", "failed") for event, _ in list(job.log.told)), many)
+    job.result.result()
+    return entry
+
+
+def write(folder: Path, session: Session, entry: Entry, page: Path | None) -> int:
+    """All files of an export; gives their size in bytes."""
+    files = {path: packed(path, data) for path, data in answers(session, entry)}
+    if page is not None:
+        files["data.js"] = script(files)
+        shutil.copytree(page, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(EXAMPLE))
+        files["index.html"] = marked((page / "index.html").read_text(encoding="utf-8"), entry.id).encode()
+    for path, data in files.items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(place) as temporary:
+            temporary.write_bytes(data)
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def answers(session: Session, entry: Entry) -> Files:
+    """What a page asks of one text, as the server answers it."""
+    yield "api/state.json", wire.written(facts.of_state(session, [entry.opened.told], entry.opened.id, entry.id))
+    yield "api/catalogue.json", wire.written(facts.of_catalogue())
+    yield "api/models.json", wire.written({"models": [entry.opened.told], "recent": [], "sources": []})
+    own = f"api/traces/{entry.id}"
+    yield f"{own}.json", wire.written(entry.head)
+    yield f"{own}/verdicts.json", wire.written(facts.of_verdicts(entry.so_far))
+    yield f"{own}/points.bin", looks.cloud(session, entry, "all", "sphere")
+    yield f"{own}/points.raw.bin", looks.cloud(session, entry, "all", "raw")
+    for name, dataset in entry.so_far.found.items():
+        if name in TABLE:
+            yield f"{own}/analyses/{name}.bin", session.packed(entry, dataset)
+    for layer, block in enumerate(entry.trace.view.blocks):
+        for head in range(block.count):
+            yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights")
+            yield f"{own}/spectrum/{layer}/{head}.json", wire.written(looks.spectrum(entry, layer, head))
+    for at in range(len(entry.trace)):
+        yield f"{own}/token/{at}.json", wire.written(looks.token(entry, at))
+
+
+def packed(path: str, data: bytes) -> bytes:
+    """Binary answers are compressed as files: no web server needs to know how."""
+    return gzip.compress(data, 9, mtime=0) if path.endswith(".bin") else data
+
+
+def script(files: dict[str, bytes]) -> bytes:
+    """Every answer in one classic script, which a page that was opened from disk may read; JSON compressed there too."""
+    small = {path: data if path.endswith(".bin") else gzip.compress(data, 9, mtime=0) for path, data in files.items()}
+    told = {path: base64.b64encode(data).decode() for path, data in small.items()}
+    return f"window.RHEOSCOPE_FILES={json.dumps(told, separators=(',', ':'))};\n".encode()
+
+
+def marked(page: str, trace: str) -> str:
+    """The page, told that it is an export and of which text.
+
+    >>> marked("<head></head>", "ab12")
+    '<head><script type="application/json" id="rheoscope-export">{"trace":"ab12"}</script></head>'
+    """
+    if "</head>" not in page:
+        raise RheoscopeError("the built page has no head; type make studio")
+    return page.replace("</head>", MARK.format(json.dumps({"trace": trace}, separators=(",", ":"))) + "</head>", 1)

@@ -1,0 +1,312 @@
+"""What a running server holds: models that were opened, texts by what they are, answers by what was asked."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.catalogue import analysis
+from rheoscope.report.answers import Answers
+from rheoscope.report.asking import Ask, Beside, Settings, Subject, answer, ask, begun
+from rheoscope.report.drawing import picture_of
+from rheoscope.report.jobs import JOBS
+from rheoscope.report.progress import untrained_controls
+from rheoscope.report.tokens import printable
+from rheoscope.report.usual import asked
+from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.running import Running
+from rheoscope.space.trace import Trace
+from rheoscope.studio import facts, wire
+from rheoscope.studio.edits import Edit, Kept, trace_of
+from rheoscope.studio.kept import Kept as Cache
+from rheoscope.studio.settings import settings_of
+from rheoscope.studio.sources import DEFAULT, Sources
+from rheoscope.studio.work import Job, MissingError, Queue
+
+if TYPE_CHECKING:
+    import xarray
+
+UNTRAINED = ".untrained"
+"""At the end of the id of a model at initial weights."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one server takes."""
+
+    tokens: int = 1024
+    text_bytes: int = 64_000
+    jobs: int = 64
+    kept_bytes: int = 512_000_000
+    controls: int | None = None
+    """Untrained models that the questions stand beside; None: as many as the command takes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model by the name that the page has for it; `job.result` is the model once it is open."""
+
+    id: str
+    source: str
+    untrained: bool
+    job: Job
+
+    @property
+    def model(self) -> Running | None:
+        done = self.job.result.done() and not self.job.result.cancelled() and self.job.result.exception() is None
+        return self.job.result.result() if done else None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        title = "the default model" if self.source == DEFAULT else self.source
+        return facts.of_model(self.id, title + ", untrained" * self.untrained, self.model)
+
+
+@dataclass(eq=False)
+class Entry:
+    """A text in a model under edits: its trace, what was found so far, the job that asks the questions."""
+
+    id: str
+    opened: Opened
+    model: Running
+    text: str
+    edits: tuple[Edit, ...]
+    trace: Trace
+    kept: Kept
+    so_far: Answers
+    job: Job | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def head(self) -> dict[str, Any]:
+        return facts.of_trace(self.id, self.opened.id, self.model, self.trace, self.text, self.edits)
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.model, self.text, self.trace)
+
+    @property
+    def bytes(self) -> int:
+        """Points, and half as much again for what heads carried."""
+        return int(1.5 * self.trace.points.nbytes) + len(self.text)
+
+
+class Session:
+    """One server's state. Models are opened one at a time; everything else may be asked by many threads at once."""
+
+    def __init__(
+        self,
+        load: Callable[..., Running],
+        sources: Sources,
+        limits: Limits,
+        first: str = DEFAULT,
+    ) -> None:
+        self.load, self.sources, self.limits, self.first = load, sources, limits, first
+        self.queue = Queue(limits.jobs)
+        self.cache = Cache(limits.kept_bytes)
+        self.models: dict[str, Opened] = {}
+        self._asked: dict[Any, Job] = {}
+        self._lock, self._loading = threading.Lock(), threading.Lock()
+
+    # Models
+
+    def open(self, source: str, untrained: bool = False) -> Opened:
+        """The model of a name, opened behind the back of whoever asks; one that failed is tried again."""
+        name = printable(source)[:200] + UNTRAINED * untrained
+        taken = self.sources.checked(source)
+        with self._lock:
+            known = self.models.get(name)
+            if known is None or (known.job.over and known.model is None):
+                job = self.queue.begin("loading", f"loading {name}", partial(self._load, taken, untrained))
+                known = self.models[name] = Opened(name, source, untrained, job)
+            return known
+
+    def _load(self, source: str | None, untrained: bool, job: Job) -> Running:
+        with self._loading:
+            return self.load(source, untrained=untrained, progress=job.progress("loading"))
+
+    def opened(self, name: str) -> Opened:
+        """A model by its id; one that was never opened is opened where that is allowed."""
+        if name in self.models:
+            return self.models[name]
+        untrained = name.endswith(UNTRAINED)
+        return self.open(name.removesuffix(UNTRAINED), untrained)
+
+    # Texts
+
+    def entry(self, name: str) -> Entry:
+        found = self.cache.get(name)
+        if found is None:
+            raise MissingError(f"no text {name[:40]!r} is here (any more); post the text again")
+        return found
+
+    def trace(self, opened: Opened, model: Running, text: str, edits: Sequence[Edit]) -> tuple[Entry, bool]:
+        """A text in an open model, by what it is; says whether it was here already."""
+        self.check(model, text)
+        name = content_id(str(model.view.facts.get("weights")), text, edits)
+        found = self.cache.get(name)
+        if found is not None:
+            return found, True
+        trace, kept = trace_of(model, text, edits)
+        entry = Entry(
+            name, opened, model, text, tuple(edits), trace, kept, begun(Subject(model, text, trace), nulls=True)
+        )
+        self.cache.put(name, entry, entry.bytes)
+        return entry, False
+
+    def check(self, model: Running, text: str) -> None:
+        """Refuse a text that is too long, before anything is computed."""
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > self.limits.text_bytes:
+            raise RheoscopeError(
+                f"a text has at most {self.limits.text_bytes} bytes here, got {size}; type a shorter one"
+            )
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise RheoscopeError("the text holds half a character (a lone surrogate); type it again")
+        many = len(model.ids(text))
+        if many > self.limits.tokens:
+            raise RheoscopeError(f"a text has at most {self.limits.tokens} tokens here, got {many}; type a shorter one")
+
+    # The questions
+
+    def tell(self, entry: Entry, questions: Sequence[str] | None = None) -> tuple[Job, str]:
+        """The job that asks the questions of a text, and the id under which this client holds it."""
+        with entry.lock:
+            job = entry.job
+            if job is None or (job.over and job.result.exception() is not None):
+                work = partial(self._tell, entry, questions)
+                job = entry.job = self.queue.begin("told", f"questions {entry.id}", work)
+            return job, self.queue.hold(job)
+
+    def _tell(self, entry: Entry, questions: Sequence[str] | None, job: Job) -> None:
+        wanted = [one for one in QUESTIONS if questions is None or one.name in questions]
+        told: set[str] = set()
+        made: dict[str, Settings] = {}
+
+        def hear(so_far: Answers) -> None:
+            job.check()
+            entry.so_far = so_far
+            for key in [*so_far.found, *so_far.left_out]:
+                if key not in told:
+                    told.add(key)
+                    if key in so_far.found and key in made:
+                        self._keep(entry, so_far.found[key], made[key])
+                    _tell_of(job, key, so_far)
+            for one in wanted:
+                if one.name not in told and so_far.asked(*one.needs):
+                    told.add(one.name)
+                    job.log.tell("verdict", **facts.of_verdict(one, so_far))
+
+        job.log.tell("head", **entry.head)
+        asks = [recording(one, made) for one in self.asks(entry, questions)]
+        so_far = ask(entry.subject, asks, True, self._beside(entry, job), hear, job.progress)
+        for one in wanted:
+            if one.name not in told:
+                job.log.tell("verdict", **facts.of_verdict(one, so_far))
+
+    def asks(self, entry: Entry, questions: Sequence[str] | None) -> list[Ask]:
+        """What the questions need; where none is named, everything that the report of a text asks."""
+        every = JOBS["flow"].asks({})
+        if questions is not None:
+            needed = {name for one in QUESTIONS if one.name in questions for name in one.needs}
+            every = [one for one in every if one.name in needed]
+        return [one for one in every if not entry.edits or analysis(one.name).needs != "model"]
+
+    def _beside(self, entry: Entry, job: Job) -> Beside:
+        """The same text in untrained models; an edited text, or an untrained model, stands beside none."""
+        if entry.edits or entry.opened.untrained or self.limits.controls == 0:
+            return ()
+        source = self.sources.checked(entry.opened.source)
+        makers = untrained_controls(entry.model, source, None, None, self.limits.controls)
+        return [partial(self._control, entry, job, make) for make in makers]
+
+    def _control(self, entry: Entry, job: Job, make: Callable[[], Running]) -> Subject:
+        job.check()
+        with self._loading:
+            control = make()
+        return Subject(control, entry.text, control.trace(entry.text))
+
+    # Analyses
+
+    def analysis(self, entry: Entry, name: str, typed: Mapping[str, str]) -> "Job | xarray.Dataset":
+        """The answer of an analysis where it is known, else the job that asks it; whoever asks the same shares it."""
+        settings = self._settings(entry, name, typed)
+        key = answer_key(entry, name, settings)
+        found = self.cache.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            job = self._asked.get(key)
+            if job is None or job.over:
+                work = partial(self._answer, entry, name, settings)
+                job = self._asked[key] = self.queue.begin("asked", name, work)
+                job.result.add_done_callback(lambda _: self._asked.pop(key, None))
+            return job
+
+    def _settings(self, entry: Entry, name: str, typed: Mapping[str, str]) -> Settings:
+        """As the report asks it, with what was typed; where that stands on answers that are not known, as it is asked alone."""
+        one = analysis(name)
+        if entry.edits and one.needs == "model":
+            raise RheoscopeError(f"{name} runs the model again, without the edit; ask it of the text without edits")
+        given = settings_of(one, typed, entry.model)
+        try:
+            return asked(name, **given).settings(entry.so_far)[""]
+        except RheoscopeError:
+            return given
+
+    def _answer(self, entry: Entry, name: str, settings: Settings, job: Job) -> "xarray.Dataset":
+        found = answer(entry.subject, name, settings, progress=job.progress(name))
+        self._keep(entry, found, settings)
+        job.log.tell("known", name=name)
+        return found
+
+    def _keep(self, entry: Entry, found: "xarray.Dataset", settings: Settings) -> None:
+        if entry.edits:
+            found.attrs["edited"] = "points of the edited model; what heads do is recomputed from their own operators"
+        self.cache.put(answer_key(entry, str(found.attrs["analysis"]), settings), found, found.nbytes + 2000)
+
+    def packed(self, entry: Entry, found: "xarray.Dataset") -> bytes:
+        """An answer with its pictures, as it travels."""
+        pictures = [picture_of(found, entry.model.words)]
+        return wire.of_dataset(found, analysis(str(found.attrs["analysis"])), pictures)
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+def content_id(weights: str, text: str, edits: Sequence[Edit]) -> str:
+    """The id of a text in a model under edits, by what it is.
+
+    >>> content_id("a1", "The keys", ()) == content_id("a1", "The keys", []), len(content_id("a1", "The keys", ()))
+    (True, 20)
+    """
+    said = json.dumps([weights, text, [one.told for one in edits]], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:20]
+
+
+def answer_key(entry: Entry, name: str, settings: Settings) -> tuple[str, str, str]:
+    """An answer by what it is about (a text, or weights alone), its name and its settings."""
+    about = entry.id if analysis(name).reads_text else str(entry.model.view.facts.get("weights"))
+    return about, name, json.dumps(settings, sort_keys=True, default=lambda value: type(value).__name__)
+
+
+def recording(one: Ask, made: dict[str, Settings]) -> Ask:
+    """The same, its settings written down when they are made."""
+
+    def settings(so_far: Answers) -> dict[str, Settings]:
+        found = one.settings(so_far)
+        made.update({f"{one.name} {word}".strip(): given for word, given in found.items()})
+        return found
+
+    return Ask(one.name, settings)
+
+
+def _tell_of(job: Job, key: str, so_far: Answers) -> None:
+    if key in so_far.found:
+        job.log.tell("known", name=key)
+    else:
+        job.log.tell("failed", name=key, reason=so_far.left_out[key])

@@ -1,0 +1,92 @@
+"""Starting the studio: where it listens, who may come, what it opens on."""
+
+import secrets
+import socket
+import webbrowser
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rheoscope.opening import load
+from rheoscope.report.threads import use_idle_cores
+from rheoscope.shapes import RheoscopeError
+from rheoscope.studio.safety import Rules, is_loopback
+from rheoscope.studio.session import Limits, Session
+from rheoscope.studio.sources import DEFAULT, Sources
+from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
+
+PORT = 8642
+
+
+def start(
+    model: str | None = None,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    open_page: bool = False,
+    roots: Sequence[Path] = (),
+) -> None:
+    """Serve the page until somebody ends it."""
+    check_built(STATIC)
+    import uvicorn
+
+    from rheoscope.studio.server import create
+
+    listening = bound(host, port)
+    token = None if is_loopback(host) else secrets.token_urlsafe(24)
+    use_idle_cores()
+    session = opened(model, roots)
+    app = create(session, Rules(host, token), STATIC, stored_in(STATIC / EXAMPLE))
+    page = address(host, listening.getsockname()[1], token)
+    print(f"Rheoscope studio: {page}  (Ctrl+C ends it)", flush=True)
+    if open_page:
+        webbrowser.open(page)
+    try:
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False)).run(sockets=[listening])
+    finally:
+        session.close()
+
+
+def opened(model: str | None, roots: Sequence[Path] = (), limits: Limits | None = None) -> Session:
+    """A session whose first model is being opened."""
+    wrong = next((root for root in roots if not root.is_dir()), None)
+    if wrong is not None:
+        raise RheoscopeError(f"{wrong} is no directory; type --root with one that holds models")
+    first = model or DEFAULT
+    named = () if model is None else (model,)
+    session = Session(load, Sources(named, tuple(roots)), limits or Limits(), first)
+    session.open(first)
+    return session
+
+
+def check_built(static: Path) -> None:
+    """Refuse to start without the server's parts or without a page, and say what to type."""
+    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+        raise RheoscopeError("the studio needs fastapi and uvicorn; type pip install 'rheoscope[studio]'")
+    if not (static / "index.html").is_file():
+        raise RheoscopeError("the studio's page is not built; type make studio")
+
+
+def bound(host: str, port: int | None) -> socket.socket:
+    """A socket that listens; without a port the usual one, or a free one where that is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for one in (PORT, 0) if port is None else (port,):
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, one))
+        except (OSError, OverflowError) as error:
+            listening.close()
+            reason = getattr(error, "strerror", None) or error
+        else:
+            return listening
+    raise RheoscopeError(f"cannot listen on {host}:{port}: {reason}; type another --port, or --port 0 for a free one")
+
+
+def address(host: str, port: int, token: str | None) -> str:
+    """Where the page is, with the token where one is asked.
+
+    >>> address("127.0.0.1", 8642, None), address("::1", 80, "secret")
+    ('http://127.0.0.1:8642/', 'http://[::1]:80/?token=secret')
+    """
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
