@@ -18,6 +18,9 @@ export const layerOf = (step: string | undefined): number | null => {
   return layer ? Number(layer[1]) : null
 }
 
+/** Told where no example is stored: about 60 tokens, so that each of the seven questions can be answered. */
+const SAMPLE = 'The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the'
+
 export class Studio {
   link = $state<Link>({ ...USUAL })
   hovered = $state<number | null>(null)
@@ -130,16 +133,17 @@ export class Studio {
   }
 
   /** A trace of the text under the edits; the stored example where nothing is asked. */
-  private async openFor(model: string, text: string, edits: Switched[], untrained: boolean): Promise<Opened> {
-    const plain = !edits.length && !untrained && (!model || model === this.state!.model)
+  private async openFor(model: string, text: string, edits: Switched[], told: { untrained?: boolean; questions?: string[] } = {}): Promise<Opened> {
+    const plain = !edits.length && !told.untrained && (!model || model === this.state!.model)
     if (this.only) return new Opened(this.client, this.only, '').follow()
-    if (plain && !text) return new Opened(this.client, this.state!.example, '').follow()
+    const { example } = this.state!
+    if (plain && !text && example) return new Opened(this.client, example, '').follow()
     const own = text || this.exampleText
-    const body = { model: model || this.state!.model, text: own, edits: edits.map(({ off: _, ...edit }) => edit), ...(untrained ? { untrained } : {}) }
+    const body = { model: model || this.state!.model, text: own, edits: edits.map(({ off: _, ...edit }) => edit), ...told }
     const { id, job } = await this.client.trace(body)
     return new Opened(this.client, id, job).follow()
   }
-  exampleText = ''
+  private exampleText = ''
 
   async open(): Promise<void> {
     if (!this.state) return
@@ -149,8 +153,8 @@ export class Studio {
     this.error = ''
     this.opening = 'trace'
     try {
-      if (!this.exampleText && !this.link.text && !this.only) this.exampleText = (await this.client.head(this.state.example)).text
-      const opened = await this.openFor(this.link.model, this.link.text, this.edits, false)
+      if (!this.exampleText && !this.only) this.exampleText = this.state.example ? (await this.client.head(this.state.example)).text : SAMPLE
+      const opened = await this.openFor(this.link.model, this.link.text, this.edits)
       if (wish !== this.wanted) return opened.leave()
       this.trace?.leave()
       this.trace = opened
@@ -173,9 +177,9 @@ export class Studio {
     if (!beside) return
     const named = (kind: string) => beside.slice(kind.length)
     try {
-      const opened = beside.startsWith('text:') ? await this.openFor(model, named('text:'), this.edits, false)
-        : beside.startsWith('model:') ? await this.openFor(named('model:'), text, [], false)
-        : await this.openFor(model, text, [], beside === 'untrained')
+      const opened = beside.startsWith('text:') ? await this.openFor(model, named('text:'), this.edits, { questions: [] })
+        : beside.startsWith('model:') ? await this.openFor(named('model:'), text, [], { questions: [] })
+        : await this.openFor(model, text, [], { questions: [], ...(beside === 'untrained' ? { untrained: true } : {}) })
       if (wish === this.besideWanted) this.other = opened
       else opened.leave()
     } catch (error) {

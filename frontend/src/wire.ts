@@ -1,7 +1,7 @@
 /** The studio's answers as values, whether a server gives them or the files of an export. */
 
 export interface Model { id: string; name: string; title: string; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: string; ready: boolean }
-export interface State { version: string; models: Model[]; model: string; example: string; limits: { tokens: number; text_bytes: number; jobs: number }; languages: string[] }
+export interface State { version: string; models: Model[]; model: string; example: string | null; limits: { tokens: number; text_bytes: number; jobs: number }; languages: string[] }
 export interface FieldSaid { dims: string[]; definition: string; unit?: string; null?: string; null_sd?: string }
 export interface AnalysisSaid { name: string; question: string; needs: string; dear: boolean; room: string; fields: Record<string, FieldSaid>; settings: Record<string, unknown> }
 export interface Catalogue { analyses: AnalysisSaid[]; questions: { name: string; question: string; needs: string[]; deeper: string }[]; operations: { name: string; title: string; takes?: string | null }[] }
@@ -201,7 +201,7 @@ export class Client {
   spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
   token = (id: string, at: number) => this.json<TokenSaid>(`api/traces/${id}/token/${at}`)
   openModel = (source: string): Promise<{ job: string; model?: Model | string }> => this.source.ask('api/models', { source })
-  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean }): Promise<{ id: string; job: string; cached: boolean }> => this.source.ask('api/traces', body)
+  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; questions?: string[] }): Promise<{ id: string; job: string; cached: boolean }> => this.source.ask('api/traces', body)
   attribution = (id: string, body: { layer: number; head: number; query: number; key: number }): Promise<Attribution> => this.source.ask(`api/traces/${id}/attribution`, body)
   cancel = (job: string): Promise<{ cancelled: boolean }> => this.source.ask(`api/jobs/${job}`, undefined, 'DELETE')
 

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 
-import { Frame, hit, meant, meantAt, pieces } from '../src/picture/layout'
+import { Frame, hit, meant, meantAt, meantBy, pieces } from '../src/picture/layout'
 import { axis, bars, cells, line, panel } from '../src/picture/made'
 import { decades, inWords, keyOf, number, shadeOf, span, thinned, ticks } from '../src/picture/scale'
 import type { Line } from '../src/wire'
@@ -76,6 +76,10 @@ describe('a panel', () => {
     const map = cells([], 0, 2, 1)
     expect([shadeOf(map, 2), shadeOf(map, 0), shadeOf(map, 1), shadeOf(map, 9), shadeOf(map, null)]).toEqual([1, -1, 0, 1, 0])
   })
+})
+
+it('a path says which token it is under the pointer', () => {
+  expect(meantBy({ ...(line('The', [0, 1]) as Line), tip: 'token 1 The: path 163' })).toEqual({ token: 1 })
 })
 
 it('names mean tokens, heads, steps and layers', () => {

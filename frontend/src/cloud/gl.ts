@@ -6,7 +6,7 @@ import {
 } from 'three'
 
 import { rgb } from '../palette'
-import { lensOf, times, viewOf, type Eye } from './camera'
+import { lensOf, project, times, viewOf, type Eye } from './camera'
 import { bow, type Scene } from './frame'
 import { axisLines, labelled, placed, RADIUS, strength, type Hand, type Sheet } from './hand'
 import { sheetOf, type Sheet as Words } from './words'
@@ -223,7 +223,11 @@ export class Gl implements Hand {
       at++
     }
     for (const { token } of kept) put(scene.labels[token]!, now.places, token * 3, RADIUS + 1, ink, Math.max(strength(scene, token), 0.3))
-    axisLines(eye, sheet).forEach((one, k) => scene.axes[k] && put(scene.axes[k]!, one, 3, 2, muted, 1))
+    axisLines(eye, sheet).forEach((one, k) => {
+      const ends = project(Float32Array.from(one), eye, sheet.width, sheet.height)
+      const text = scene.axes[k]
+      if (text) put(text, one, 3, ends[3]! < ends[0]! ? -(cuts.get(text)?.width ?? 0) - 2 : 2, muted, 1)
+    })
     if (scene.star) put(scene.starLabel, scene.star, 0, 11, ink, 1)
     this.words.show(at)
   }

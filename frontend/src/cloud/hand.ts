@@ -15,7 +15,7 @@ export const RADIUS = 4.2
 export const FADED = 0.16
 export const MOST_LABELS = 512
 const AXIS = 38
-const CORNER = 62
+const CORNER = 96
 
 /** How strongly a token is drawn. */
 export const strength = (scene: Scene, token: number): number =>

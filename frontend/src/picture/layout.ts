@@ -140,6 +140,12 @@ export function meant(name: string): Meant {
   return name === 'embed' ? { step: 'embed' } : {}
 }
 
+/** What a line or a shape stands for: its name says it, or the words under the pointer (token 3 ·sea: …). */
+export function meantBy(mark: Line | Shape): Meant {
+  const token = /^token (\d+) /.exec(mark.tip)
+  return token ? { token: Number(token[1]) } : meant(mark.name)
+}
+
 /** What a place of a panel stands for: the names of its axes, taken together. */
 export function meantAt(panel: Panel, x: number, y: number): Meant {
   const [across, down] = [Math.round(x), Math.round(y)]
@@ -186,7 +192,7 @@ function onLine(frame: Frame, px: number, py: number): Hit | null {
     const at = (k: number): [number, number] => [frame.x(mark.x[k] ?? NaN), frame.y(mark.y[k] ?? NaN)]
     for (let k = spots ? 0 : 1; k < mark.x.length; k++) {
       const far = spots ? Math.hypot(px - at(k)[0], py - at(k)[1]) : farFrom(px, py, at(k - 1), at(k))
-      if (far < least) [best, least] = [{ text: mark.tips[k] ?? mark.tip, meant: meant(mark.name), mark, x: mark.x[k] ?? 0 }, far]
+      if (far < least) [best, least] = [{ text: mark.tips[k] ?? mark.tip, meant: meantBy(mark), mark, x: mark.x[k] ?? 0 }, far]
     }
   }
   return best
@@ -216,7 +222,7 @@ export function hit(frame: Frame, px: number, py: number): Hit | null {
   if (line) return line
   for (const mark of [...frame.panel.marks].reverse())
     if (mark.mark === 'shape' && inPolygon(px, py, mark.x.map((x, at) => [frame.x(x ?? 0), frame.y(mark.y[at] ?? 0)])))
-      return { text: mark.tip || mark.name, meant: meant(mark.name), mark, x: 0 }
+      return { text: mark.tip || mark.name, meant: meantBy(mark), mark, x: 0 }
   const cells = frame.panel.marks.find((mark): mark is Cells => mark.mark === 'cells')
   return cells ? onCells(frame, cells, px, py) : onColumn(frame, px)
 }
