@@ -41,6 +41,8 @@ export class Studio {
   massive = $state(false)
   dark = $state(false)
   calm = $state(false)
+  /** A page opened afresh plays once, as soon as there is a cloud. */
+  private greets = false
   private wanted = ''
   private besideWanted = ''
 
@@ -114,10 +116,17 @@ export class Studio {
     this.playing = play
   }
 
+  /** The first cloud of a fresh page moves by itself, unless motion is unwelcome. */
+  greet(): void {
+    if (this.greets && !this.calm) this.toggle(true)
+    this.greets = false
+  }
+
   // What is loaded
 
   async start(): Promise<void> {
     this.follow()
+    this.greets = !/[#&]step=/.test(location.hash) && !this.link.edits.length
     try {
       this.state = await this.client.state()
       this.models = this.state.models

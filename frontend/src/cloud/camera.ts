@@ -2,7 +2,7 @@
 
 export interface Eye { yaw: number; pitch: number; distance: number; x: number; y: number; z: number }
 
-export const START: Eye = { yaw: 0.55, pitch: 0.35, distance: 3, x: 0, y: 0, z: 0 }
+export const START: Eye = { yaw: 0.55, pitch: 0.35, distance: 3.4, x: 0, y: 0, z: 0 }
 export const ANGLE = (36 * Math.PI) / 180
 const NEAR = 0.01
 const FAR = 100

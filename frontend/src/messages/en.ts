@@ -94,7 +94,7 @@ export const en = {
   view_all: 'all',
   dear: 'takes long',
   compute: 'compute',
-  compute_about: '{name} takes many runs of the model; it is computed when you ask.',
+  compute_about: '{name} takes long; it is computed when you ask.',
   computing: 'computing {name}…',
   again: 'again',
   settings: 'Settings',

@@ -96,7 +96,7 @@ export const zh: Messages = {
   view_all: '全部',
   dear: '耗时较长',
   compute: '计算',
-  compute_about: '{name} 需要多次运行模型；点击后才计算。',
+  compute_about: '{name} 耗时较长；点击后才计算。',
   computing: '正在计算 {name}…',
   again: '重试',
   settings: '设置',
