@@ -270,7 +270,9 @@ def tree_of(text: str) -> tuple[set[str], set[str]]:
 def out_of_the_tree(source: Path, text: str) -> list[str]:
     """Files and folders that the tree does not name, and names in it that are no file and no folder."""
     files = [file.relative_to(source) for file in python_files(source) if file.name != "__init__.py"]
+    built = source / "studio" / "static"  # made by make studio, where there is node
     folders = {path.relative_to(source) for path in source.rglob("*/") if path.name != "__pycache__"} - {Path()}
+    folders = {folder for folder in folders if not (source / folder).is_relative_to(built)}
     here = {str(file.with_suffix("")) for file in files} | {f"{folder}/" for folder in folders}
     named, listed = tree_of(text)
     return sorted(here - named - listed) + sorted(named - here)

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, Html, Json, ModelName, Text
+from rheoscope.studio.options import Export, ExportText, Host, Opens, Port, Roots
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -409,29 +410,21 @@ def dynamics_command(
 @app.command("studio")
 def studio_command(
     model: ModelName = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Where it listens; 0: any free one.")] = None,
-    host: Annotated[str, typer.Option(help="Another than loopback asks everyone for a token.")] = "127.0.0.1",
-    opens: Annotated[bool, typer.Option("--open", help="Also open the page in a browser.")] = False,
-    root: Annotated[list[Path] | None, typer.Option(help="Models below this directory may be opened too.")] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="Write the page of one text as files here, and serve none.")
-    ] = None,
-    text: Annotated[str | None, typer.Option(help="The text of the export.")] = None,
+    port: Port = None,
+    host: Host = "127.0.0.1",
+    opens: Opens = False,
+    root: Roots = None,
+    export: Export = None,
+    text: ExportText = None,
     file: File = None,
 ) -> None:
-    """The page: a text as a cloud that moves, every head, every analysis, and heads changed while you look; on loopback.
+    """The page: a text as a cloud that moves, every head and analysis, heads changed while you look; on loopback.
 
-    Examples:  rheoscope studio --open    ·    rheoscope studio --model gpt2 --port 0
-    ·    rheoscope studio --export page --text "The keys to the cabinet are on the table"
+    Examples:  rheoscope studio --open    ·    rheoscope studio --model gpt2    ·    rheoscope studio --export page --text "The keys are"
     """
-    from rheoscope.report.texts import text_of
-    from rheoscope.studio import export as exporting
-    from rheoscope.studio.starting import start
+    from rheoscope.studio.starting import run
 
-    if export is None:
-        start(model, host, port, opens, root or [])
-    else:
-        print(exporting.save(export, text_of(text, file), model))
+    run(model, host, port, opens, root or [], export, text, file)
 
 
 def main() -> None:

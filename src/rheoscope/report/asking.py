@@ -43,6 +43,8 @@ class Subject:
         }[name]
 
 
+Answering = Callable[[Subject, str, Settings, bool, Progress | None], "xarray.Dataset"]
+"""From a subject, the name of an analysis, its settings, whether nulls are drawn and who hears how far it is, to its answer."""
 Beside = Sequence[Callable[[], Subject]]
 """Each makes a control of a text, when somebody asks for it."""
 
@@ -78,11 +80,13 @@ def ask(
     controls: Beside = (),
     hear: Hear = lambda so_far: None,
     tell: Tell | None = None,
+    by: "Answering | None" = None,
 ) -> Answers:
     """Ask everything; an analysis that refuses this text is left out, with its reason.
 
     `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
     `controls` make the same text in untrained models; they are asked what `CONTROLLED` says, without nulls, in a thread of their own.
+    `by` answers of the text itself, where not `answer` does: one that remembers what was asked before.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
@@ -92,7 +96,7 @@ def ask(
     so_far = begun(subject, nulls)
     with controlled(controls, asks) as known:
         for one in asks:
-            so_far = _asked(subject, one, so_far, tell)
+            so_far = _asked(subject, one, so_far, tell, by or answer)
             if one.name in known:
                 so_far = replace(so_far, controls=tuple(answers for _, answers in known[one.name].result()))
             hear(so_far)
@@ -137,12 +141,12 @@ def _further(before: "Future[Known]", one: Ask, controls: Beside) -> Known:
     known, many = before.result(), CONTROLLED[one.name]
     known += tuple((made := make(), begun(made, nulls=False)) for make in controls[len(known) : many])
     return tuple(
-        (control, _asked(control, one, answers, None) if at < many else answers)
+        (control, _asked(control, one, answers, None, answer) if at < many else answers)
         for at, (control, answers) in enumerate(known)
     )
 
 
-def _asked(subject: Subject, one: Ask, so_far: Answers, tell: Tell | None) -> Answers:
+def _asked(subject: Subject, one: Ask, so_far: Answers, tell: Tell | None, by: "Answering") -> Answers:
     try:
         keyed = one.keyed(so_far)
     except RheoscopeError as error:
@@ -150,7 +154,7 @@ def _asked(subject: Subject, one: Ask, so_far: Answers, tell: Tell | None) -> An
     for key, settings in keyed.items():
         progress = None if tell is None else tell(key)
         try:
-            so_far = so_far.with_answer(key, answer(subject, one.name, settings, so_far.nulls, progress))
+            so_far = so_far.with_answer(key, by(subject, one.name, settings, so_far.nulls, progress))
         except RheoscopeError as error:
             so_far = so_far.without(key, str(error))
     return so_far

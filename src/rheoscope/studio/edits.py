@@ -1,7 +1,7 @@
 """Edits as values: which head, which of its operators, what happens to it; several of them as one run of the model."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, positions, scores
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.position import NoPosition
 from rheoscope.covers.ablation import mean_ablation, mean_outputs
 from rheoscope.covers.operation import Operation, changed
 from rheoscope.covers.pieces import kept_tokens
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.form import Form, columns, less, own_form, times, with_columns
+from rheoscope.space.head import Heads
 from rheoscope.space.model import LayerEdit, Model, Rewrite
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact
@@ -54,11 +56,11 @@ class Edit:
     head: int
     operation: Name
     part: Part = "M"
-    value: float | None = None
+    value: float | int | None = None
 
     @property
     def told(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"value": None if self.value is None else float(self.value)}
 
 
 def checked(view: View, edits: Sequence[Edit]) -> None:
@@ -182,11 +184,20 @@ def map_of(trace: Trace, kept: Kept, edits: Sequence[Edit], layer: int, head: in
     heads, x = trace.view.heads_of(layer, head), trace.read_by(layer)
     hat = heads.norm.hat(exact(x))
     more = columns(heads, one.form, hat - hat[kept].mean(0), hat, [head])
-    q, k, _ = heads.read(x)
-    mechanism = heads.mechanism.of_heads([head])
-    mechanism, q, k = with_columns(mechanism, q[:, [head]], for_every_head(k, heads.count)[:, [head]], more)
+    mechanism, q, k = _placed(heads, x, head)
+    mechanism, q, k = with_columns(mechanism, q, k, more)
     if kind == "weights":
         return mechanism.weights(q, k)[0, 0]
     i, j = positions(len(x), len(x), x.device)
-    bare = Mechanism(mechanism.score, position=mechanism.position)
-    return scores(bare, bare.position.place(q, i), bare.position.place(k, j), i, j)[0, 0]
+    return scores(Mechanism(mechanism.score, position=mechanism.position), q, k, i, j)[0, 0]
+
+
+def _placed(heads: Heads, x: Float[Tensor, "n d"], head: int) -> tuple[Mechanism, Tensor, Tensor]:
+    """Queries and keys of one head as the running model has them: turned already, so that further columns are not."""
+    q, k, _ = heads.read(x)
+    q, k = q[:, [head]], for_every_head(k, heads.count)[:, [head]]
+    mechanism, (i, j) = heads.mechanism.of_heads([head]), positions(len(x), len(x), x.device)
+    if not mechanism.position.moves:
+        return mechanism, q, k
+    turn = mechanism.position.place
+    return replace(mechanism, position=NoPosition()), turn(q, i), turn(k, j)

@@ -14,7 +14,7 @@ from rheoscope.report.progress import progress
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import facts, looks, wire
 from rheoscope.studio.session import Entry, Session
-from rheoscope.studio.starting import check_built, opened
+from rheoscope.studio.starting import opened
 from rheoscope.studio.stored import EXAMPLE, STATIC
 
 MARK = '<script type="application/json" id="rheoscope-export">{}</script>'
@@ -24,8 +24,6 @@ Files = Iterator[tuple[str, bytes]]
 
 def save(folder: Path, text: str, model: str | None = None, page: Path | None = STATIC) -> str:
     """Ask everything of a text and write the page of it into a folder, a new or an empty one; without a page the answers alone."""
-    if page is not None:
-        check_built(page)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RheoscopeError(f"{folder} is there already and not empty; type a new name, nothing is overwritten")
     session = opened(model)
@@ -76,6 +74,10 @@ def answers(session: Session, entry: Entry) -> Files:
     yield f"{own}/verdicts.json", wire.written(facts.of_verdicts(entry.so_far))
     yield f"{own}/points.bin", looks.cloud(session, entry, "all", "sphere")
     yield f"{own}/points.raw.bin", looks.cloud(session, entry, "all", "raw")
+    if entry.trace.view.unembed is not None:
+        yield f"{own}/lens.bin", looks.lens(entry)
+        for at in range(len(entry.trace)):
+            yield f"{own}/token/{at}.json", wire.written(looks.token(entry, at))
     for name, dataset in entry.so_far.found.items():
         if name in TABLE:
             yield f"{own}/analyses/{name}.bin", session.packed(entry, dataset)
@@ -83,8 +85,6 @@ def answers(session: Session, entry: Entry) -> Files:
         for head in range(block.count):
             yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights")
             yield f"{own}/spectrum/{layer}/{head}.json", wire.written(looks.spectrum(entry, layer, head))
-    for at in range(len(entry.trace)):
-        yield f"{own}/token/{at}.json", wire.written(looks.token(entry, at))
 
 
 def packed(path: str, data: bytes) -> bytes:
@@ -108,3 +108,10 @@ def marked(page: str, trace: str) -> str:
     if "</head>" not in page:
         raise RheoscopeError("the built page has no head; type make studio")
     return page.replace("</head>", MARK.format(json.dumps({"trace": trace}, separators=(",", ":"))) + "</head>", 1)
+
+
+if __name__ == "__main__":  # make studio: the example that the page opens on
+    import sys
+
+    shutil.rmtree(STATIC / EXAMPLE, ignore_errors=True)
+    print(save(STATIC / EXAMPLE, sys.argv[1], page=None))

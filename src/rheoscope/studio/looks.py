@@ -9,7 +9,7 @@ from rheoscope.covers.operators import copying, positive_share, vocabulary_gram
 from rheoscope.covers.reversed_attention import reversed_map
 from rheoscope.covers.score_attribution import score_attribution
 from rheoscope.covers.scores import permitted
-from rheoscope.flow.readout import attribution
+from rheoscope.flow.readout import attribution, likeliest
 from rheoscope.report.tokens import shown
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import checked
@@ -86,6 +86,20 @@ def why(entry: "Entry", layer: int, head: int, query: int, key: int) -> dict[str
     rest = float(table.sum()) - sum(one["contribution"] for one in told)
     score, bias, weight = (float(found[name]) for name in ("score", "position_bias", "weight"))
     return {"components": told, "rest": rest, "position_bias": bias, "score": score, "weight": weight}
+
+
+@torch.no_grad()
+def lens(entry: "Entry") -> bytes:
+    """What every token finds likeliest to come next after every step: its probability, and the token as it is shown."""
+    steps, tokens = range(len(entry.trace.steps)), range(len(entry.trace))
+    if entry.trace.view.unembed is None:
+        raise RheoscopeError("this model has no unembedding, so nothing can be read out; choose a language model")
+    found = likeliest(entry.trace, list(steps), list(tokens))
+    ids = found["likeliest"].tolist()
+    known = sorted({one for row in ids for one in row})
+    words = dict(zip(known, map(shown, entry.model.words(known)), strict=True))
+    probability = wire.as_array(found["likeliest_probability"].cpu().numpy(), ["step", "token"])
+    return wire.packed({"shown": [[words[one] for one in row] for row in ids]}, {"probability": probability})
 
 
 @torch.no_grad()

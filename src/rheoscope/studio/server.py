@@ -325,6 +325,15 @@ async def attribution(studio: Here, trace: str, body: Pair) -> Response:
     return said(await studio.quickly(lambda: looks.why(entry, body.layer, body.head, body.query, body.key)))
 
 
+@router.get("/traces/{trace}/lens")
+async def lens(studio: Here, trace: str) -> Response:
+    kept = studio.kept(trace, "/lens", "bin")
+    if kept is not None:
+        return sent(kept)
+    entry = await studio.entry(trace)
+    return sent(await studio.quickly(lambda: looks.lens(entry)))
+
+
 @router.get("/traces/{trace}/token/{position}")
 async def token(studio: Here, trace: str, position: Number) -> Response:
     kept = studio.kept(trace, f"/token/{position}", "json")

@@ -3,14 +3,14 @@
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis
 from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Ask, Beside, Settings, Subject, answer, ask, begun
+from rheoscope.report.asking import Ask, Beside, Progress, Settings, Subject, answer, ask, begun
 from rheoscope.report.drawing import picture_of
 from rheoscope.report.jobs import JOBS
 from rheoscope.report.progress import untrained_controls
@@ -30,6 +30,8 @@ from rheoscope.studio.work import Job, MissingError, Queue
 if TYPE_CHECKING:
     import xarray
 
+EVERYTHING = frozenset([*(one.name for one in QUESTIONS), "everything"])
+"""All questions, and everything else that the report of a text asks."""
 UNTRAINED = ".untrained"
 """At the end of the id of a model at initial weights."""
 
@@ -79,6 +81,7 @@ class Entry:
     kept: Kept
     so_far: Answers
     job: Job | None = None
+    asked: frozenset[str] = frozenset()
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -174,18 +177,19 @@ class Session:
     # The questions
 
     def tell(self, entry: Entry, questions: Sequence[str] | None = None) -> tuple[Job, str]:
-        """The job that asks the questions of a text, and the id under which this client holds it."""
+        """The job that asks questions of a text (all, unless they are named), and the id under which this client holds it."""
+        wanted = EVERYTHING if questions is None else frozenset(questions)
         with entry.lock:
             job = entry.job
-            if job is None or (job.over and job.result.exception() is not None):
-                work = partial(self._tell, entry, questions)
+            if job is None or not wanted <= entry.asked or (job.over and job.result.exception() is not None):
+                entry.asked |= wanted
+                work = partial(self._tell, entry, None if entry.asked >= EVERYTHING else entry.asked)
                 job = entry.job = self.queue.begin("told", f"questions {entry.id}", work)
             return job, self.queue.hold(job)
 
-    def _tell(self, entry: Entry, questions: Sequence[str] | None, job: Job) -> None:
+    def _tell(self, entry: Entry, questions: Collection[str] | None, job: Job) -> None:
         wanted = [one for one in QUESTIONS if questions is None or one.name in questions]
         told: set[str] = set()
-        made: dict[str, Settings] = {}
 
         def hear(so_far: Answers) -> None:
             job.check()
@@ -193,8 +197,6 @@ class Session:
             for key in [*so_far.found, *so_far.left_out]:
                 if key not in told:
                     told.add(key)
-                    if key in so_far.found and key in made:
-                        self._keep(entry, so_far.found[key], made[key])
                     _tell_of(job, key, so_far)
             for one in wanted:
                 if one.name not in told and so_far.asked(*one.needs):
@@ -202,13 +204,13 @@ class Session:
                     job.log.tell("verdict", **facts.of_verdict(one, so_far))
 
         job.log.tell("head", **entry.head)
-        asks = [recording(one, made) for one in self.asks(entry, questions)]
-        so_far = ask(entry.subject, asks, True, self._beside(entry, job), hear, job.progress)
+        asks, beside = self.asks(entry, questions), self._beside(entry, job)
+        so_far = ask(entry.subject, asks, True, beside, hear, job.progress, partial(self._known, entry))
         for one in wanted:
             if one.name not in told:
                 job.log.tell("verdict", **facts.of_verdict(one, so_far))
 
-    def asks(self, entry: Entry, questions: Sequence[str] | None) -> list[Ask]:
+    def asks(self, entry: Entry, questions: Collection[str] | None) -> list[Ask]:
         """What the questions need; where none is named, everything that the report of a text asks."""
         every = JOBS["flow"].asks({})
         if questions is not None:
@@ -259,15 +261,24 @@ class Session:
             return given
 
     def _answer(self, entry: Entry, name: str, settings: Settings, job: Job) -> "xarray.Dataset":
-        found = answer(entry.subject, name, settings, progress=job.progress(name))
-        self._keep(entry, found, settings)
+        found = self._known(entry, entry.subject, name, settings, True, job.progress(name))
         job.log.tell("known", name=name)
         return found
 
-    def _keep(self, entry: Entry, found: "xarray.Dataset", settings: Settings) -> None:
-        if entry.edits:
-            found.attrs["edited"] = "points of the edited model; what heads do is recomputed from their own operators"
-        self.cache.put(answer_key(entry, str(found.attrs["analysis"]), settings), found, found.nbytes + 2000)
+    def _known(
+        self, entry: Entry, subject: Subject, name: str, settings: Settings, nulls: bool, progress: Progress | None
+    ) -> "xarray.Dataset":
+        """The answer of an analysis, remembered."""
+        key = answer_key(entry, name, settings)
+        found = self.cache.get(key)
+        if found is None:
+            found = answer(subject, name, settings, nulls, progress)
+            if entry.edits:
+                found.attrs["edited"] = (
+                    "points of the edited model; what heads do is recomputed from their own operators"
+                )
+            self.cache.put(key, found, found.nbytes + 2000)
+        return found
 
     def packed(self, entry: Entry, found: "xarray.Dataset") -> bytes:
         """An answer with its pictures, as it travels."""
@@ -289,20 +300,16 @@ def content_id(weights: str, text: str, edits: Sequence[Edit]) -> str:
 
 
 def answer_key(entry: Entry, name: str, settings: Settings) -> tuple[str, str, str]:
-    """An answer by what it is about (a text, or weights alone), its name and its settings."""
-    about = entry.id if analysis(name).reads_text else str(entry.model.view.facts.get("weights"))
-    return about, name, json.dumps(settings, sort_keys=True, default=lambda value: type(value).__name__)
+    """An answer by what it is about (a text, or weights alone), its name and the settings that are not its own defaults."""
+    one = analysis(name)
+    about = entry.id if one.reads_text else str(entry.model.view.facts.get("weights"))
+    usual = {setting: _as_text(parameter.default) for setting, parameter in one.settings.items()}
+    other = {setting: said for setting, value in settings.items() if (said := _as_text(value)) != usual.get(setting)}
+    return about, name, json.dumps(other, sort_keys=True)
 
 
-def recording(one: Ask, made: dict[str, Settings]) -> Ask:
-    """The same, its settings written down when they are made."""
-
-    def settings(so_far: Answers) -> dict[str, Settings]:
-        found = one.settings(so_far)
-        made.update({f"{one.name} {word}".strip(): given for word, given in found.items()})
-        return found
-
-    return Ask(one.name, settings)
+def _as_text(value: Any) -> str:
+    return json.dumps(value, default=lambda one: type(one).__name__)
 
 
 def _tell_of(job: Job, key: str, so_far: Answers) -> None:

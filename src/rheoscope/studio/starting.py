@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rheoscope.opening import load
+from rheoscope.report.texts import text_of
 from rheoscope.report.threads import use_idle_cores
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.safety import Rules, is_loopback
@@ -18,15 +19,32 @@ from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
 PORT = 8642
 
 
-def start(
-    model: str | None = None,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    open_page: bool = False,
-    roots: Sequence[Path] = (),
+def run(
+    model: str | None,
+    host: str,
+    port: int | None,
+    open_page: bool,
+    roots: Sequence[Path],
+    export: Path | None,
+    text: str | None,
+    file: Path | None,
 ) -> None:
-    """Serve the page until somebody ends it."""
+    """The command: the page is served, or written as files where a folder is named."""
     check_built(STATIC)
+    if export is not None:
+        from rheoscope.studio.export import save
+
+        print(save(export, text_of(text, file), model))
+    elif text is not None or file is not None:
+        raise RheoscopeError(
+            "a text is typed on the page; type --export DIR too, to write the page of this one as files"
+        )
+    else:
+        start(model, host, port, open_page, roots)
+
+
+def start(model: str | None, host: str, port: int | None, open_page: bool, roots: Sequence[Path]) -> None:
+    """Serve the page until somebody ends it."""
     import uvicorn
 
     from rheoscope.studio.server import create

@@ -1,0 +1,88 @@
+"""A studio on a small model, asked in this process."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from starlette.testclient import TestClient
+
+import rheoscope as rs
+from rheoscope.models.transformer import Transformer
+from rheoscope.studio.safety import Rules
+from rheoscope.studio.server import create
+from rheoscope.studio.session import Limits, Session
+from rheoscope.studio.sources import Sources
+from rheoscope.studio.stored import Stored
+from tests.report.cases import small
+
+TEXT = "The keys to the cabinet are on the table."
+HERE = "http://127.0.0.1"
+
+
+def loading(source: str | None, untrained: bool = False, progress: Any = None) -> Any:
+    """What the server calls to open a model: the small one, whatever the name; another where an untrained one is asked for."""
+    progress(1, 1)
+    return other() if untrained else small()
+
+
+@cache
+def other() -> Any:
+    torch.manual_seed(1)
+    return rs.load(Transformer(replace(small().network.config, depth=1)), tokenizer=small().tokenizer)
+
+
+@contextmanager
+def running(
+    load: Any = loading,
+    sources: Sources = Sources(),
+    stored: Stored | None = None,
+    rules: Rules = Rules(),
+    **limits: Any,
+) -> Iterator[tuple[Session, TestClient]]:
+    session = Session(load, sources, Limits(controls=0, **limits))
+    try:
+        yield session, TestClient(create(session, rules, stored=stored), base_url=HERE, raise_server_exceptions=False)
+    finally:
+        session.close()
+
+
+def posted(client: TestClient, text: str = TEXT, **more: Any) -> str:
+    """A text whose questions are left unasked."""
+    answer = client.post("/api/traces", json={"text": text, "questions": []} | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["id"]
+
+
+def told(stream: str) -> list[tuple[str, str]]:
+    """The events of a stream, with their data."""
+    blocks = [block.split("\n") for block in stream.strip().split("\n\n") if not block.startswith(":")]
+    return [(lines[0].removeprefix("event: "), lines[1].removeprefix("data: ")) for lines in blocks]
+
+
+class Gate:
+    """A model that opens when it is told to."""
+
+    def __init__(self) -> None:
+        self.opens = threading.Event()
+
+    def __call__(self, source: str | None, untrained: bool = False, progress: Any = None) -> Any:
+        self.opens.wait(20)
+        return small()
+
+
+def one_line(answer: Any, *status: int) -> str:
+    """The reason of a refusal, which is one line of JSON."""
+    assert answer.status_code in status, (answer.status_code, answer.text)
+    reason = answer.json()["error"]
+    assert reason
+    assert "\n" not in reason
+    assert "Traceback" not in reason
+    return reason
+
+
+__all__ = ["Gate", "HERE", "Path", "TEXT", "loading", "one_line", "posted", "running", "small", "told"]

@@ -1,0 +1,146 @@
+"""An export holds what the server would answer; the example it opens on needs no model."""
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rheoscope.shapes import RheoscopeError
+from rheoscope.studio import export
+from rheoscope.studio.starting import address, bound, check_built
+from rheoscope.studio.stored import Stored, stored_in
+from tests.studio.cases import TEXT, Gate, one_line, posted, running
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As make studio leaves it, with an example of its own."""
+    folder = tmp_path_factory.mktemp("static")
+    (folder / "assets").mkdir()
+    (folder / "assets" / "studio.js").write_text("0")
+    (folder / "example" / "api").mkdir(parents=True)
+    (folder / "index.html").write_text("<html><head></head><body></body></html>")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, dict[str, bytes]]]:
+    """The folder, the id of the text, and what the server says of it under the same paths."""
+    folder = tmp_path_factory.mktemp("export") / "page"
+    with running() as (session, client):
+        client.post("/api/traces", json={"text": TEXT, "questions": ["prediction"]})
+        entry = session.entry(posted(client))
+        session.tell(entry)[0].result.result(60)
+        export.write(folder, session, entry, page)
+        own = f"api/traces/{entry.id}"
+        live = {
+            f"{own}.json": f"{own}",
+            f"{own}/verdicts.json": f"{own}/verdicts",
+            f"{own}/points.bin": f"{own}/points",
+            f"{own}/points.raw.bin": f"{own}/points?space=raw",
+            f"{own}/analyses/readout.bin": f"{own}/analyses/readout",
+            f"{own}/weights/1/2.bin": f"{own}/weights/1/2",
+            f"{own}/spectrum/2/0.json": f"{own}/spectrum/2/0",
+            f"{own}/lens.bin": f"{own}/lens",
+            f"{own}/token/4.json": f"{own}/token/4",
+            "api/catalogue.json": "api/catalogue",
+        }
+        yield folder, entry.id, {file: client.get(f"/{path}").content for file, path in live.items()}
+
+
+def test_files_are_the_live_answers(exported: tuple[Path, str, dict[str, bytes]]) -> None:
+    folder, _, live = exported
+    for file, answer in live.items():
+        data = (folder / file).read_bytes()
+        assert (gzip.decompress(data) if file.endswith(".bin") else data) == answer, file
+
+
+def test_a_page_from_disk_finds_every_file_in_one_script(exported: tuple[Path, str, dict[str, bytes]]) -> None:
+    folder, _, live = exported
+    script = (folder / "data.js").read_text()
+    head = "window.RHEOSCOPE_FILES="
+    assert script.startswith(head)
+    files = json.loads(script.removeprefix(head).rstrip(";\n"))
+    assert {str(file.relative_to(folder)) for file in (folder / "api").rglob("*.*")} == set(files)
+    for file, answer in live.items():
+        assert gzip.decompress(base64.b64decode(files[file])) == answer
+
+
+def test_the_page_is_copied_and_told_what_it_shows(exported: tuple[Path, str, dict[str, bytes]]) -> None:
+    folder, trace, _ = exported
+    assert f'id="rheoscope-export">{{"trace":"{trace}"}}</script></head>' in (folder / "index.html").read_text()
+    assert (folder / "assets" / "studio.js").exists()
+    assert not (folder / "example").exists()
+    state = json.loads((folder / "api" / "state.json").read_text())
+    assert (state["example"], state["models"][0]["ready"]) == (trace, True)
+
+
+def test_the_example_is_there_before_any_model(exported: tuple[Path, str, dict[str, bytes]]) -> None:
+    folder, trace, live = exported
+    stored = stored_in(folder)
+    assert stored is not None
+    gate = Gate()
+    with running(gate, stored=stored) as (session, client):
+        session.open("default")
+        state = client.get("/api/state").json()
+        assert (state["example"], state["models"][0]["layers"], state["models"][0]["ready"]) == (trace, 3, False)
+        for file, answer in live.items():
+            path = file.rsplit(".", 1)[0].replace("points.raw", "points?space=raw")
+            if "raw" not in file:
+                assert client.get(f"/{path}").content == answer, file
+        assert not session.models["default"].job.over
+        gate.opens.set()
+        assert client.get(f"/api/traces/{trace}/points?space=raw").content == live[f"api/traces/{trace}/points.raw.bin"]
+        assert client.get(f"/api/traces/{trace}").content == live[f"api/traces/{trace}.json"]
+
+
+def test_an_example_gives_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("{}")
+    (tmp_path / "example" / "api" / "traces").mkdir(parents=True)
+    stored = Stored(tmp_path / "example", "ab", "", {"id": "default"})
+    for path in ("ab/../../../../secret", "../secret", "secret", "ab"):
+        assert stored.answer(path, "json") is None
+    assert stored_in(tmp_path) is None
+    with running(stored=stored) as (_, client):
+        one_line(client.get("/api/traces/ab%2f..%2f..%2f..%2f..%2fsecret"), 404)
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path, page: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RheoscopeError, match="nothing is overwritten"):
+        export.save(tmp_path, TEXT, page=page)
+
+
+def test_a_page_without_a_head_is_refused() -> None:
+    with pytest.raises(RheoscopeError, match="make studio"):
+        export.marked("<p>", "ab")
+
+
+# The command
+
+
+def test_without_a_page_it_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rheoscope.cli import app
+    from rheoscope.studio import starting
+
+    with pytest.raises(RheoscopeError, match="type make studio"):
+        check_built(tmp_path)
+    monkeypatch.setattr(starting, "STATIC", tmp_path)
+    done = CliRunner().invoke(app, ["studio"])
+    assert str(done.exception) == "the studio's page is not built; type make studio"
+    (tmp_path / "index.html").write_text("")
+    done = CliRunner().invoke(app, ["studio", "--text", "x"])
+    assert "--export" in str(done.exception)
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    with bound("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RheoscopeError, match=f"cannot listen on 127.0.0.1:{port}"):
+            bound("127.0.0.1", port)
+        assert address("127.0.0.1", port, "a") == f"http://127.0.0.1:{port}/?token=a"

@@ -1,0 +1,47 @@
+"""Whatever its own OpenAPI lets in: no 5xx, and every refusal is one line."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from starlette.testclient import TestClient
+
+from tests.studio.cases import HERE, one_line, posted, running
+
+STREAMS = "/events"
+"""They end when their job does, and are asked by name in the other tests."""
+KNOWN = ("method", "url", "json", "params", "content", "data", "headers")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with running(tokens=64, jobs=1000) as (_, one):
+        yield one
+
+
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")  # schemathesis draws by itself
+def test_no_request_brings_it_down(client: TestClient) -> None:
+    schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) > 18
+    trace = posted(client)
+    for operation in operations:
+        if not operation.path.endswith(STREAMS):
+            _asked_anything(client, operation, trace)
+
+
+def _asked_anything(client: TestClient, operation: Any, trace: str) -> None:
+    @given(operation.as_strategy())
+    @settings(max_examples=3, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
+    def ask(case: Any) -> None:
+        for own in (case.path_parameters, {**case.path_parameters, "trace": trace}):
+            case.path_parameters = own if "{trace}" in operation.path else case.path_parameters
+            sent = case.as_transport_kwargs(base_url=HERE)
+            answer = client.request(**{name: value for name, value in sent.items() if name in KNOWN})
+            assert answer.status_code < 500, (operation.label, sent, answer.text)
+            if answer.status_code >= 400:
+                one_line(answer, answer.status_code)
+
+    ask()
