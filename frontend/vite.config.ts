@@ -14,7 +14,7 @@ const classic: Plugin = {
 export default defineConfig({
   base: './',
   plugins: [svelte(), classic],
-  server: { proxy: { '/api': process.env.RHEOSCOPE_SERVER ?? 'http://127.0.0.1:8321' } },
+  server: { proxy: { '/api': process.env.RHEOSCOPE_SERVER ?? 'http://127.0.0.1:8642' } },
   build: {
     outDir: '../src/rheoscope/studio/static',
     emptyOutDir: true,

@@ -55,6 +55,7 @@ class Quads {
   grow(count: number): void {
     if (count <= this.room) return
     this.room = Math.ceil(count * 1.3)
+    this.geometry.dispose() // else the buffers stay, and the count of the first ones
     for (const [name, size] of Object.entries(this.sizes)) {
       const attribute = new InstancedBufferAttribute(new Float32Array(this.room * size), size)
       attribute.setUsage(DynamicDrawUsage)
@@ -64,6 +65,37 @@ class Quads {
   show(count: number): void {
     this.geometry.instanceCount = count
     for (const name of Object.keys(this.sizes)) this.geometry.getAttribute(name).needsUpdate = true
+  }
+}
+
+/** Line segments gathered anew each frame, in buffers that stay. */
+class Strokes {
+  readonly geometry = new BufferGeometry()
+  private place = new Float32Array(0)
+  private colour = new Float32Array(0)
+  private count = 0
+  begin(most: number): void {
+    this.count = 0
+    if (most * 6 <= this.place.length) return
+    this.geometry.dispose()
+    this.place = new Float32Array(most * 6)
+    this.colour = new Float32Array(most * 8)
+    this.geometry.setAttribute('position', new BufferAttribute(this.place, 3).setUsage(DynamicDrawUsage))
+    this.geometry.setAttribute('colour', new BufferAttribute(this.colour, 4).setUsage(DynamicDrawUsage))
+  }
+  line(a: ArrayLike<number>, b: ArrayLike<number>, tint: number[], alpha: number): void {
+    for (const end of [a, b]) {
+      for (let k = 0; k < 3; k++) {
+        this.place[this.count * 3 + k] = end[k]!
+        this.colour[this.count * 4 + k] = tint[k]! / 255
+      }
+      this.colour[this.count * 4 + 3] = alpha
+      this.count++
+    }
+  }
+  show(): void {
+    this.geometry.setDrawRange(0, this.count)
+    for (const name of ['position', 'colour']) this.geometry.getAttribute(name).needsUpdate = true
   }
 }
 
@@ -78,7 +110,7 @@ export class Gl implements Hand {
   private readonly dots = new Quads({ place: 3, colour: 3, look: 3 })
   private readonly words = new Quads({ place: 3, box: 4, cut: 4, colour: 4 })
   private readonly trails = new BufferGeometry()
-  private readonly lines = new BufferGeometry()
+  private readonly strokes = new Strokes()
   private readonly trailLines: LineSegments
   private cut: Words | null = null
   private cutFor: string[] | null = null
@@ -96,7 +128,7 @@ export class Gl implements Hand {
       this.world.add(thing)
       return thing
     }
-    put('lines', this.lines, LINE_VERTEX, LINE_FRAGMENT, false)
+    put('lines', this.strokes.geometry, LINE_VERTEX, LINE_FRAGMENT, false)
     this.trailLines = put('lines', this.trails, TRAIL_VERTEX, TRAIL_FRAGMENT, false) as LineSegments
     put('mesh', this.dots.geometry, DOT_VERTEX, DOT_FRAGMENT, true)
     put('mesh', this.words.geometry, WORD_VERTEX, WORD_FRAGMENT, false)
@@ -155,6 +187,7 @@ export class Gl implements Hand {
           moment[at * 2 + 1] = faint * strength(scene, token)
           at++
         }
+    this.trails.dispose()
     this.trails.setAttribute('position', new BufferAttribute(place, 3))
     this.trails.setAttribute('colour', new BufferAttribute(colour, 3))
     this.trails.setAttribute('moment', new BufferAttribute(moment, 2))
@@ -185,25 +218,19 @@ export class Gl implements Hand {
   }
 
   private putLines(scene: Scene, places: Float32Array, eye: Eye, sheet: Sheet): void {
-    const place: number[] = []
-    const colour: number[] = []
-    const line = (a: ArrayLike<number>, b: ArrayLike<number>, tint: number[], alpha: number) => {
-      for (const end of [a, b]) {
-        place.push(end[0]!, end[1]!, end[2]!)
-        colour.push(tint[0]! / 255, tint[1]! / 255, tint[2]! / 255, alpha)
-      }
-    }
+    const { strokes } = this
+    strokes.begin(3 + scene.arcs.length * 12 + (scene.beside ? scene.tokens : 0))
     const muted = rgb(sheet.theme.muted)
-    for (const one of axisLines(eye, sheet)) line(one.slice(0, 3), one.slice(3), muted, 0.7)
+    for (const one of axisLines(eye, sheet)) strokes.line(one.slice(0, 3), one.slice(3), muted, 0.7)
+    const blue = rgb('#2f6fbf')
     const top = scene.arcs[0]?.weight ?? 1
     for (const { from, to, weight } of scene.arcs) {
       const points = bow(places.subarray(from * 3, from * 3 + 3), places.subarray(to * 3, to * 3 + 3))
-      for (let k = 1; k < points.length; k++) line(points[k - 1]!, points[k]!, rgb('#2f6fbf'), 0.08 + 0.8 * (weight / top))
+      for (let k = 1; k < points.length; k++) strokes.line(points[k - 1]!, points[k]!, blue, 0.08 + 0.8 * (weight / top))
     }
     if (scene.beside && scene.besideTokens === scene.tokens)
-      for (let token = 0; token < scene.tokens; token++) line(scene.beside.subarray(token * 3, token * 3 + 3), places.subarray(token * 3, token * 3 + 3), muted, strength(scene, token) * 0.4)
-    this.lines.setAttribute('position', new BufferAttribute(new Float32Array(place), 3))
-    this.lines.setAttribute('colour', new BufferAttribute(new Float32Array(colour), 4))
+      for (let token = 0; token < scene.tokens; token++) strokes.line(scene.beside.subarray(token * 3, token * 3 + 3), places.subarray(token * 3, token * 3 + 3), muted, strength(scene, token) * 0.4)
+    strokes.show()
   }
 
   private putWords(scene: Scene, now: ReturnType<typeof placed>, eye: Eye, sheet: Sheet): void {
@@ -234,7 +261,7 @@ export class Gl implements Hand {
 
   dispose(): void {
     this.uniforms.sheet.value?.dispose()
-    for (const one of [this.trails, this.lines, this.dots.geometry, this.words.geometry]) one.dispose()
+    for (const one of [this.trails, this.strokes.geometry, this.dots.geometry, this.words.geometry]) one.dispose()
     this.renderer.dispose()
   }
 }
