@@ -41,7 +41,7 @@ export class Studio {
   massive = $state(false)
   dark = $state(false)
   calm = $state(false)
-  /** A page opened afresh plays once, as soon as there is a cloud. */
+  /** A page opened afresh, or with a new text, plays once, as soon as there is a cloud. */
   private greets = false
   private wanted = ''
   private besideWanted = ''
@@ -82,6 +82,14 @@ export class Studio {
   follow(): void {
     Object.assign(this.link, read(location.hash))
     this.at = this.link.step
+  }
+
+  /** A text of one's own, from its first step on. */
+  run(text: string): void {
+    this.playing = false
+    this.greets = true
+    this.at = 0
+    this.go({ text, token: null, second: null, step: 0 })
   }
 
   pin(token: number, second: boolean): void {

@@ -180,9 +180,27 @@ export async function held(): Promise<Record<string, string> | undefined> {
 
 const EVENTS = ['head', 'verdict', 'progress', 'known', 'failed', 'done', 'error', 'cancelled'] as const
 
+/** At most so many at a time, in order: a browser has six connections to a server, and long answers must leave some free. */
+export class Queue {
+  private waiting: (() => void)[] = []
+  constructor(private free: number) {}
+  async run<T>(work: () => Promise<T>): Promise<T> {
+    if (this.free > 0) this.free--
+    else await new Promise<void>((go) => this.waiting.push(go))
+    try {
+      return await work()
+    } finally {
+      const next = this.waiting.shift()
+      if (next) next()
+      else this.free++
+    }
+  }
+}
+
 /** Every call of the wire, by name. */
 export class Client {
   private answers = new Map<string, Promise<Answer>>()
+  private long = new Queue(2)
   constructor(readonly source: Source) {}
   get live(): boolean { return this.source.live }
 
@@ -235,7 +253,7 @@ export class Client {
     const key = JSON.stringify([id, name, settings])
     let answer = this.answers.get(key)
     if (!answer) {
-      answer = this.binary(`api/traces/${id}/analyses/${name}`, settings).then(({ header, arrays }) => ({
+      answer = this.long.run(() => this.binary(`api/traces/${id}/analyses/${name}`, settings)).then(({ header, arrays }) => ({
         name, question: header.question ?? '', attrs: header.attrs ?? {}, coords: header.coords ?? {}, fields: header.fields ?? {},
         pictures: (header.pictures ?? []).map(singular), texts: header.texts ?? {}, left_out: header.left_out ?? [], arrays,
       }))

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 
-import { Client, fileOf, half, inflated, open, WireError, type ArraySaid, type Source } from '../src/wire'
+import { Client, fileOf, half, inflated, open, Queue, WireError, type ArraySaid, type Source } from '../src/wire'
 
 /** The slow twin of the server's envelope. */
 function envelope(header: Record<string, unknown>, arrays: (Omit<ArraySaid, 'offset' | 'dims'> & { data: ArrayBufferView })[]): ArrayBuffer {
@@ -70,6 +70,24 @@ describe('an export', () => {
     expect(new Uint8Array(await inflated(packed))).toEqual(plain)
     expect(new Uint8Array(await inflated(plain.slice().buffer))).toEqual(plain)
   })
+})
+
+it('a queue runs so many at a time, in order, and goes on after a failure', async () => {
+  const queue = new Queue(2)
+  const ends: (() => void)[] = []
+  const begun: number[] = []
+  const work = (at: number) => queue.run(() => new Promise<number>((go, fail) => (begun.push(at), ends.push(() => (at === 0 ? fail(new Error('no')) : go(at))))))
+  const all = Promise.allSettled([0, 1, 2, 3].map(work))
+  await Promise.resolve()
+  expect(begun).toEqual([0, 1])
+  ends[0]!()
+  await new Promise((go) => setTimeout(go))
+  expect(begun).toEqual([0, 1, 2])
+  ends[1]!()
+  ends[2]!()
+  await new Promise((go) => setTimeout(go))
+  ends[3]!()
+  expect((await all).map((one) => one.status)).toEqual(['rejected', 'fulfilled', 'fulfilled', 'fulfilled'])
 })
 
 describe('the client', () => {

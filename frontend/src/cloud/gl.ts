@@ -115,12 +115,13 @@ export class Gl implements Hand {
   private cut: Words | null = null
   private cutFor: string[] | null = null
   private trailsFor: unknown[] = []
+  private readonly size = new Vector2()
 
   constructor(canvas: HTMLCanvasElement) {
     this.renderer = new WebGLRenderer({ canvas, antialias: true, alpha: true })
     this.renderer.outputColorSpace = 'srgb-linear'
     this.renderer.sortObjects = false // they are added in the order in which they are drawn
-    this.camera.matrixWorldAutoUpdate = false
+    this.camera.matrixWorldAutoUpdate = this.world.matrixWorldAutoUpdate = false
     const put = (kind: 'mesh' | 'lines', geometry: BufferGeometry, vertexShader: string, fragmentShader: string, depthWrite: boolean) => {
       const material = new RawShaderMaterial({ uniforms: this.uniforms, vertexShader, fragmentShader, glslVersion: GLSL3, transparent: true, depthWrite })
       const thing = kind === 'mesh' ? new Mesh(geometry, material) : new LineSegments(geometry, material)
@@ -135,8 +136,7 @@ export class Gl implements Hand {
   }
 
   draw(scene: Scene, eye: Eye, sheet: Sheet): void {
-    this.renderer.setPixelRatio(sheet.ratio)
-    this.renderer.setSize(sheet.width, sheet.height, false)
+    this.fit(sheet)
     const { m, screen, far, at, paper } = this.uniforms
     m.value.fromArray(times(lensOf(sheet.width / sheet.height), viewOf(eye)))
     screen.value.set(sheet.width, sheet.height)
@@ -150,6 +150,13 @@ export class Gl implements Hand {
     this.putLines(scene, now.places, eye, sheet)
     this.putWords(scene, now, eye, sheet)
     this.renderer.render(this.world, this.camera)
+  }
+
+  /** A canvas that gets its size again is cleared and made anew, which costs more than all else. */
+  private fit({ width, height, ratio }: Sheet): void {
+    if (this.renderer.getPixelRatio() !== ratio) this.renderer.setPixelRatio(ratio)
+    const { x, y } = this.renderer.getSize(this.size)
+    if (x !== width || y !== height) this.renderer.setSize(width, height, false)
   }
 
   private cutWords(scene: Scene, sheet: Sheet): void {
