@@ -91,7 +91,7 @@ def tokens(page: Any) -> list[str]:
 
 def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
     with looking(browser) as (page, errors):
-        page.goto(studio[1])
+        page.goto(f"{studio[1]}#text=One+day+the+king+took+the+gold+from+the+bank")
         arrived(page)
         assert page.locator("section[data-tour=questions] li").count() == 7
 
@@ -141,11 +141,33 @@ def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
         assert errors == []
 
 
+def test_two_models_side_by_side(studio: tuple[Session, str], browser: Any) -> None:
+    with looking(browser) as (page, errors):
+        page.goto(f"{studio[1]}#text=One+day+the+king+took+the+gold+from+the+bank")
+        arrived(page)
+        page.locator("header select").nth(1).select_option("untrained")
+        page.wait_for_selector("#panel table >> nth=1")
+        assert "beside=untrained" in page.url
+        assert errors == []
+
+
+def test_a_long_run_is_cancelled(studio: tuple[Session, str], browser: Any) -> None:
+    with looking(browser) as (page, errors):
+        page.goto(f"{studio[1]}#view=dynamics&text=The+keys")
+        arrived(page)
+        page.keyboard.press("/")
+        page.locator("textarea").fill(" ".join(f"{TEXT} {k}" for k in range(8)))
+        page.keyboard.press("Enter")
+        page.locator(".act button", has_text="cancel").click()
+        assert page.locator("[role=alert]").inner_text() == "cancelled"
+        assert errors == []
+
+
 def test_text_stays_text(studio: tuple[Session, str], browser: Any) -> None:
     """Marks of HTML, of direction and of nothing at all are shown, and run nothing."""
     wild = "<img src=x onerror=alert(1)> \u202eabc\u0000 <script>1</script>"
     with looking(browser) as (page, errors):
-        page.goto(studio[1])
+        page.goto(f"{studio[1]}#text=One+day+the+king+took+the+gold+from+the+bank")
         arrived(page)
         page.keyboard.press("/")
         page.locator("textarea").fill(wild)
@@ -160,7 +182,7 @@ def test_nobody_is_left_out(studio: tuple[Session, str], browser: Any) -> None:
     if not AXE.exists():
         pytest.skip("axe-core is not installed; type make studio")
     with looking(browser, bypass_csp=True) as (page, _):
-        page.goto(f"{studio[1]}#layer=0&head=1&token=2")
+        page.goto(f"{studio[1]}#text=One+day+the+king+took+the+gold+from+the+bank&layer=0&head=1&token=1")
         arrived(page)
         page.wait_for_selector("canvas.heads")
         page.add_script_tag(path=str(AXE))

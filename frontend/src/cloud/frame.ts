@@ -2,21 +2,19 @@
 
 import type { Points } from '../wire'
 
-/** Middle and size of all points, so that any cloud fills the same ball; a far token of few does not shrink the rest. */
+/** Middle and size of all points, so that any cloud fills the same ball; a few far ones do not shrink the rest. */
 export interface Ball { x: number; y: number; z: number; size: number }
 
 export function ballOf({ points }: Points, shown: (token: number) => boolean, tokens: number): Ball {
-  const middle = [0, 0, 0]
-  const far: number[] = []
-  let count = 0
-  const each = (visit: (at: number) => void) => {
-    for (let row = 0; row * 3 < points.length; row++) if (shown(row % tokens)) visit(row * 3)
-  }
-  each((at) => { for (let k = 0; k < 3; k++) middle[k]! += points[at + k]!; count++ })
-  const [x, y, z] = middle.map((sum) => sum / Math.max(count, 1)) as [number, number, number]
-  each((at) => far.push(Math.hypot(points[at]! - x, points[at + 1]! - y, points[at + 2]! - z)))
-  far.sort((a, b) => a - b)
-  return { x, y, z, size: far[Math.floor(far.length * 0.98)] || far[far.length - 1] || 1 }
+  const rows: number[] = []
+  for (let row = 0; row * 3 < points.length; row++) if (shown(row % tokens)) rows.push(row * 3)
+  const sorted = (value: (at: number) => number) => Float64Array.from(rows, value).sort()
+  const share = (values: Float64Array, part: number) => values[Math.round((values.length - 1) * part)] ?? 0
+  const [x, y, z] = [0, 1, 2].map((k) => {
+    const along = sorted((at) => points[at + k]!)
+    return (share(along, 0.01) + share(along, 0.99)) / 2
+  }) as [number, number, number]
+  return { x, y, z, size: share(sorted((at) => Math.hypot(points[at]! - x, points[at + 1]! - y, points[at + 2]! - z)), 0.98) || 1 }
 }
 
 /** Every point of every step inside that ball of radius one. */
