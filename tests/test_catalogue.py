@@ -86,7 +86,11 @@ def test_a_toy_has_a_command_and_files(
     assert "L5.resid_post" in said
     found = json.loads((tmp_path / "toy.json").read_text())[toy]["data_vars"]["radius"]["data"]
     assert np.allclose(found, 0.5 * rs.toy_radius(model().trace(TEXT)).radius.values)
-    assert [file.name for file in (tmp_path / "tables").iterdir()] == [f"{toy}.point.csv"]
+    assert {file.name for file in (tmp_path / "tables").iterdir()} == {
+        f"{toy}.point.csv",
+        "definitions.csv",
+        "provenance.csv",
+    }
     assert "<svg" in (tmp_path / "toy.html").read_text()
 
 

@@ -171,7 +171,7 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
         "distortion",
         "fixed_point",
     }
-    assert set(told) == flow | covers | {"findings", "verdicts"}
+    assert set(told) == flow | covers | {"findings", "verdicts", "written_by"}
     assert told["findings"]["attrs"]["tested"] > 5
     assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
 
@@ -195,9 +195,9 @@ def test_a_report_is_never_overwritten_in_silence(models: Path, tmp_path: Path) 
     told = json.loads((tmp_path / "both.json").read_text())
     assert told["readout"]["attrs"]["text"] == "the keys to"
     assert told["compared"]["readout"]["attrs"]["text"] == "the key"
-    again = rheoscope("the keys", "--html", "report.html", "--space", "sphere", *far, cwd=tmp_path)
-    assert "replaced report.html" in again.stdout
-    assert "<dd>sphere</dd>" in (tmp_path / "report.html").read_text()
+    again = rheoscope("the keys", "--html", "report-2.html", "--space", "sphere", *far, cwd=tmp_path)
+    assert "replaced report-2.html" in again.stdout
+    assert "<dd>sphere</dd>" in (tmp_path / "report-2.html").read_text()
 
 
 def test_a_text_from_a_file_and_no_report(models: Path, tmp_path: Path) -> None:
@@ -317,21 +317,21 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
     [
         (
             ["reverse", "The keys", "--target", " cabinet"],
-            "the target must be one token, ' cabinet' is 3; type another word",
+            "the target must be one token, ' cabinet' is 3 (' c' 'ab' 'inet'); type another word",
         ),
-        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0; type another word"),
+        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0 (none); type another word"),
         (["reverse", "The keys", "--token", "99"], "there is no token 99; this text has tokens 0 to "),
         (
             ["reverse", "-m", "hard", "the keys to the"],
-            "the weights of layer 0 jump, so its scores have no gradient; type rs.surgery",
+            "the weights of layer 0 jump, so its scores have no gradient; type rheoscope analyse surgery",
         ),
         (
             ["reverse", "-m", "gpt2", "w5 w6 w7"],
-            "GPT2Model has no unembedding, so there are no logits; type model.trace(text)",
+            "GPT2Model has no unembedding, so there are no logits; type the name of a language model",
         ),
         (
             ["reverse", "-m", "bert", "w5 w6 w7"],
-            "BertModel has no unembedding, so there are no logits; type model.trace(text)",
+            "BertModel has no unembedding, so there are no logits; type the name of a language model",
         ),
         (
             ["surgery", "The keys", "--M", "symmetric", "--heads", "0.99"],
@@ -353,17 +353,17 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
         ),
         (
             ["surgery", "-m", "gpt2", "w5 w6 w7", "--M", "symmetric"],
-            "this model has no unembedding, so it has no loss; type rs.trace_under",
+            "this model has no unembedding, so it has no loss; in Python type rs.trace_under",
         ),
         (["surgery", "-m", "far", "t", "--M", "symmetric"], "a loss needs at least 2 tokens; type a longer text"),
         (["covers", "The keys to the"], "agreement needs a query with at least 8 other keys that are not massive"),
-        (["covers", "-m", "far", ""], "the text has no tokens; type at least one word"),
+        (["covers", "-m", "far", ""], "the text is empty; type"),
         (["covers", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
         (["flow", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
-        (["flow", "-m", "far", ""], "the text has no tokens; type at least one word"),
+        (["flow", "-m", "far", ""], "the text is empty; type"),
         (
             ["flow", "-m", "far", "--file", "book.txt"],
-            "the text has 4800 tokens, the model reads at most 4096; type a shorter text",
+            "the text has 4,800 tokens, the model reads at most 4,096; type --first 4096, or --window 512 to analyse all of it in pieces",
         ),
     ],
 )
@@ -383,8 +383,14 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
         (["flow", "-m", "far", "t", "--no-html"], "is left out: this needs at least 3 tokens"),
         (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "readout is left out: "),
         (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
-        (["covers", "-m", "far", "a a a a a a a a a a a a a a a a", "--draws", "2"], "heads read similarity"),
-        (["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"], "heads read similarity"),
+        (
+            ["covers", "-m", "far", "a a a a a a a a a a a a a a a a", "--draws", "2"],
+            "Similarity in E is read beyond random heads",
+        ),
+        (
+            ["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"],
+            "Similarity in E is read beyond random heads",
+        ),
         (["flow", "-m", "far", "the keys to the cabinet", "--fast"], "nulls are left out (--fast)"),
         (
             ["covers", "-m", "far", "the keys to the cabinet", "--fast", "--html", "c.html"],

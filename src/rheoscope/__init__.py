@@ -21,9 +21,11 @@ RheoscopeError                        the one error that a user's mistake raises
 
 import sys
 from importlib import import_module
+from inspect import isfunction
 from types import ModuleType
 from typing import Any
 
+from rheoscope.cards import DRAWN_BY
 from rheoscope.catalogue import TABLE
 
 _HOME = {
@@ -56,6 +58,9 @@ _HOME = {
 """Public name → file, of what is no analysis; the analyses are in `catalogue.py`."""
 
 
+DRAWN_BY["Trace"] = lambda trace: import_module("rheoscope.report.thumbnail").thumbnail(trace)
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
@@ -68,6 +73,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'rheoscope' has no name {name!r}; it has {', '.join(sorted(homes))}")
     home = import_module(homes[name])
     value = home if name == "nn" else getattr(home, name)
+    if isfunction(value):
+        from rheoscope.space.given import looking_first  # with torch, which most of these functions need
+
+        value = looking_first(name, value)
     globals()[name] = value
     return value
 

@@ -4,13 +4,14 @@ import gc
 import sys
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
-from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, Html, Json, ModelName, Text
-from rheoscope.studio.options import Export, ExportText, Host, Opens, Port, Roots
+from rheoscope.report.console import show_anyhow
+from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, First, Html, Json, ModelName, Text, Window
+from rheoscope.report.several import Several
+from rheoscope.studio.command import studio
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,6 +70,8 @@ def flow_command(
     compare: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A second text, layer by layer beside it.")
     ] = None,
+    first: First = None,
+    window: Window = None,
     model: ModelName = None,
     space: Annotated[str, typer.Option(help="raw, normed (after the final norm) or sphere (directions).")] = "raw",
     controls: Annotated[
@@ -93,10 +96,11 @@ def flow_command(
     ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
     """
     from rheoscope.flow.cloud import check_space
-    from rheoscope.report import command
+    from rheoscope.report import command, pieces
     from rheoscope.report.jobs import JOBS
+    from rheoscope.report.long_texts import cut
     from rheoscope.report.progress import opened, untrained_controls
-    from rheoscope.report.texts import text_of
+    from rheoscope.report.texts import check_text, text_of, typed
     from rheoscope.shapes import RheoscopeError
 
     if html is not None and no_html:
@@ -104,13 +108,17 @@ def flow_command(
     if controls is not None and no_control:
         raise RheoscopeError("--controls and --no-control exclude each other; type one of them")
     check_space(space)
-    said, files = text_of(text, file), command.Files(json, csv, html, report=not no_html)
+    check_text(compare)
+    said, files = text_of(text, file, first), command.Files(json, csv, html, file, report=not no_html)
     network = opened(model, device, dtype)
+    parts = cut(network, said, first, window)
     if compare is None:
         beside = untrained_controls(network, model, device, dtype, 0 if no_control or fast else controls)
-        command.run(JOBS["flow"], network, said, {"space": space}, files, fast, explain, beside)
+        pieces.run(JOBS["flow"], network, parts, {"space": space}, files, fast, explain, beside)
     else:
-        command.compare(JOBS["flow"], network, (said, compare), {"space": space}, files, fast)
+        pieces.refuse_several(parts, "--compare")
+        both = parts.texts[0], cut(network, typed(compare), first).texts[0]
+        command.compare(JOBS["flow"], network, both, {"space": space}, files, fast, explain)
 
 
 @app.command("operators")
@@ -135,7 +143,9 @@ def operators_command(
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
     from rheoscope.report.progress import opened
+    from rheoscope.report.texts import check_text
 
+    check_text(text)
     files, network = command.Files(json, csv, html), opened(model, device, dtype)
     command.run(JOBS["operators"], network, text, {"raw": raw, "text": text}, files, explain=explain)
 
@@ -149,6 +159,8 @@ def covers_command(
         bool, typer.Option("--untrained/--no-untrained", help="Beside it the same architecture at initial weights.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Another one draws other initial weights.")] = 0,
+    first: First = None,
+    window: Window = None,
     model: ModelName = None,
     fast: Fast = False,
     explain: Explain = False,
@@ -163,15 +175,18 @@ def covers_command(
     Examples:  rheoscope covers "The keys to the cabinet are on the table"    ·    rheoscope covers --file notes.txt --html covers.html
     ·    rheoscope covers --file notes.txt --model path/ --no-untrained
     """
-    from rheoscope.report import command
+    from rheoscope.report import command, pieces
     from rheoscope.report.jobs import JOBS
+    from rheoscope.report.long_texts import cut
     from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
 
-    said, files = text_of(text, file), command.Files(json, csv, html)
+    said, files = text_of(text, file, first), command.Files(json, csv, html, file)
     network = opened(model, device, dtype)
-    control = opened(model, device, dtype, untrained=True, seed=seed).trace(said) if untrained else None
-    command.run(JOBS["covers"], network, said, {"draws": draws, "control": control}, files, fast, explain)
+    parts = cut(network, said, first, window)
+    beside = untrained and len(parts.texts) == 1
+    control = opened(model, device, dtype, untrained=True, seed=seed).trace(parts.texts[0]) if beside else None
+    pieces.run(JOBS["covers"], network, parts, {"draws": draws, "control": control}, files, fast, explain)
 
 
 @app.command("surgery")
@@ -187,6 +202,7 @@ def surgery_command(
     F: Annotated[str | None, typer.Option("--F", help="In the place of F: symmetric, 'rank 8', …")] = None,
     each: Annotated[bool, typer.Option("--each", help="Every head alone, one after the other.")] = False,
     draws: Annotated[int, typer.Option(min=1, help="Random controls of each kind.")] = 1,
+    first: First = None,
     model: ModelName = None,
     explain: Explain = False,
     json: Json = None,
@@ -203,18 +219,19 @@ def surgery_command(
     from rheoscope.covers.against import AGAINST, MATCHED, Against
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
+    from rheoscope.report.long_texts import part
     from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
     from rheoscope.report.typed import heads_of
     from rheoscope.shapes import RheoscopeError
 
-    said, files = text_of(text, file), command.Files(json, csv, html)
+    said, files = text_of(text, file, first), command.Files(json, csv, html, file)
     if M is None and F is None:
         raise RheoscopeError("nothing to change; type --M symmetric or --F symmetric")
     network = opened(model, device, dtype)
     against = Against(MATCHED.names if each else AGAINST, draws=draws)
     options = {"heads": heads_of(heads, network.view), "M": M, "F": F, "each": each, "against": against}
-    command.run(JOBS["surgery"], network, said, options, files, explain=explain)
+    command.run(JOBS["surgery"], network, part(network, said, first), options, files, explain=explain)
 
 
 @app.command("reverse")
@@ -222,9 +239,10 @@ def reverse_command(
     text: Text = None,
     file: File = None,
     target: Annotated[
-        str | None, typer.Option(help="The token to be said (most begin with a space; default: the likeliest).")
+        str | None, typer.Option(help="The token to be said, or its id as #262 (default: the likeliest).")
     ] = None,
     token: Annotated[int, typer.Option(help="After which token, counted from 0; negative from the end.")] = -1,
+    first: First = None,
     model: ModelName = None,
     explain: Explain = False,
     json: Json = None,
@@ -239,12 +257,15 @@ def reverse_command(
     """
     from rheoscope.report import command
     from rheoscope.report.jobs import JOBS
+    from rheoscope.report.long_texts import part
     from rheoscope.report.progress import opened
     from rheoscope.report.texts import text_of
+    from rheoscope.report.typed import token_of
 
-    said, files = text_of(text, file), command.Files(json, csv, html)
-    network = opened(model, device, dtype)
-    command.run(JOBS["reverse"], network, said, {"target": target, "token": token}, files, explain=explain)
+    said, files = text_of(text, file, first), command.Files(json, csv, html, file)
+    network, wanted = opened(model, device, dtype), None if target is None else token_of(target)
+    options = {"target": wanted, "token": token}
+    command.run(JOBS["reverse"], network, part(network, said, first), options, files, explain=explain)
 
 
 @app.command("costs")
@@ -257,9 +278,11 @@ def costs_command(
 
     Examples:  rheoscope costs    ·    rheoscope costs --model gpt2 --tokens 1024    ·    rheoscope costs --json costs.json
     """
+    from rheoscope.files import check_outputs
     from rheoscope.report.costs import show
     from rheoscope.report.progress import opened
 
+    check_outputs([] if json is None else [json])
     show(opened(model, None, None), tokens, json)
 
 
@@ -308,20 +331,6 @@ def asked(arguments: list[str]) -> list[str]:
     if first is None or first in known or (first != "--" and get_close_matches(first, known, cutoff=0.75)):
         return arguments
     return ["flow", *arguments]
-
-
-class Several(TyperCommand):
-    """A command whose options --data, --held-out and --set take all the words up to the next option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        option, words = None, []
-        for word in args:
-            if word.startswith("-"):
-                option = word if word in ("--data", "--held-out", "--set") else None
-                words += [] if option else [word]
-            else:
-                words += [option, word] if option else [word]
-        return super().parse_args(ctx, words)
 
 
 @app.command("train", cls=Several)
@@ -379,8 +388,9 @@ def generate_command(
     Examples:  rheoscope generate "The history of"    ·    rheoscope generate -m run --temperature 0 "Once upon a time"
     """
     from rheoscope.report.generating import show
+    from rheoscope.report.texts import text_of
 
-    show(sys.stdin.read() if prompt == "-" else prompt, model, tokens, temperature, top_k or None, top_p, seed, device)
+    show(text_of(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)
 
 
 @app.command("dynamics")
@@ -407,28 +417,12 @@ def dynamics_command(
         show(list(experiments()) if every else names or [], seed, out, json)
 
 
-@app.command("studio")
-def studio_command(
-    model: ModelName = None,
-    port: Port = None,
-    host: Host = "127.0.0.1",
-    opens: Opens = False,
-    root: Roots = None,
-    export: Export = None,
-    text: ExportText = None,
-    file: File = None,
-) -> None:
-    """The page: a text as a cloud that moves, every head and analysis, heads changed while you look; on loopback.
-
-    Examples:  rheoscope studio --open    ·    rheoscope studio --model gpt2    ·    rheoscope studio --export page --text "The keys are"
-    """
-    from rheoscope.studio.starting import run
-
-    run(model, host, port, opens, root or [], export, text, file)
+app.command("studio")(studio)
 
 
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
+    show_anyhow(sys.stdout, sys.stderr)
     gc.set_threshold(
         100_000, 10, 10
     )  # imports make half a million objects that stay: looking through them takes as long as an analysis
@@ -440,7 +434,9 @@ def main() -> None:
 
         if not isinstance(error, RheoscopeError):
             raise
-        print(f"rheoscope: {error}", file=sys.stderr)
+        from rheoscope.report.shell import in_shell
+
+        print(f"rheoscope: {in_shell(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 

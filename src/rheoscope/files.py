@@ -1,30 +1,66 @@
-"""Files are written whole or not at all: to a temporary name beside the target, then renamed."""
+"""Files are written whole or not at all, to a temporary name that is then renamed; and never over what others wrote."""
 
 import os
+import re
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import chain, count
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, count, permutations
 from pathlib import Path
 
 from rheoscope.shapes import RheoscopeError
 
+SIGNED = re.compile(
+    rb'\{\s*"written_by": "Rheoscope '
+    rb'|<!doctype html><html lang="en"><meta name="generator" content="Rheoscope '
+    rb"|\x89PNG.{0,500}?Software\0Rheoscope "
+    rb"|analysis,(?:file,column,definition,unit,null,depends_on|setting,value,written_by)\n",
+    re.DOTALL,
+)
+"""How files begin that this package signs: numbers, pages, pictures, the definitions beside tables."""
+
+
+def signature() -> str:
+    """What this package writes into its files, so that it may replace them later.
+
+    >>> signature().split()[0]
+    'Rheoscope'
+    """
+    from rheoscope import __version__
+
+    return f"Rheoscope {__version__}"
+
+
+def signed(path: Path) -> bool:
+    """Whether this package wrote a file, as far as its first kilobyte says."""
+    with path.open("rb") as file:
+        return SIGNED.match(file.read(1024)) is not None
+
+
+def write_report(path: Path, write: Callable[[Path], object]) -> str:
+    """As `write_file`, but what others wrote is never replaced: a file of that name must be signed."""
+    check_free(path)
+    return write_file(path, write)
+
 
 def write_file(path: Path, write: Callable[[Path], object]) -> str:
     """Let `write` fill a temporary file, move it to `path`, and say what happened ("wrote …" or "replaced …").
+
+    A link is followed: the file that it leads to is replaced, the link stays.
 
     >>> import tempfile, pathlib
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "a.txt"
     >>> write_file(target, lambda p: p.write_text("x")).split()[0], target.read_text()
     ('wrote', 'x')
     """
-    if path.is_dir():
-        raise RheoscopeError(f"{path} is a directory, expected a file name; type {path / 'report.html'}")
+    _check_file(path)
     with ExitStack() as stack:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            existed = path.exists()
-            temporary = stack.enter_context(whole_file(path))
+            goal = _real(path)
+            stack.enter_context(made(goal.parent))
+            existed = goal.exists()
+            temporary = stack.enter_context(whole_file(goal))
         except OSError as error:
             raise RheoscopeError(f"cannot write {path}: {error.strerror}; type a name in another directory") from error
         write(temporary)
@@ -38,13 +74,13 @@ def free_name(path: Path) -> Path:
     'no such report.html'
     """
     names = chain([path], (path.with_stem(f"{path.stem}-{at}") for at in count(2)))
-    return next(name for name in names if not name.exists())
+    return next(name for name in names if not os.path.lexists(name))
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary name to write to, beside `path`; it takes the place of `path` when everything went well."""
-    handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
+    handle, name = tempfile.mkstemp(suffix=path.suffix[:20], prefix=f".{path.stem[:40]}-", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -53,3 +89,114 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def made(directory: Path) -> Iterator[None]:
+    """The directory is there, made with its parents where it was not, and `undone` if something fails inside."""
+    with undone(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+
+
+@contextmanager
+def undone(directory: Path) -> Iterator[None]:
+    """A directory that is not there now, and what is made of its parents, is gone again if something fails inside."""
+    missing = [one for one in (directory, *directory.parents) if not one.exists()]
+    try:
+        yield
+    except BaseException:
+        if directory in missing:
+            shutil.rmtree(directory, ignore_errors=True)
+        for one in missing[1:]:
+            with suppress(OSError):
+                one.rmdir()
+        raise
+
+
+# Looked at before anything is computed
+
+
+def check_outputs(files: Iterable[Path], tables: Path | None = None, read: Path | None = None) -> None:
+    """Refuse names of files that cannot all be written: taken by others, not writable, two of them the same file.
+
+    `tables` is a directory in which files end in .csv, `read` the file that the text comes from.
+    """
+    files = list(files)
+    named = files if tables is None else [*files, tables]
+    if read is not None:
+        for path in named:
+            if _same(path, read):
+                raise RheoscopeError(f"{path} is the text that is read; type another name to write to")
+    for at, path in enumerate(named):
+        if any(_same(path, other) for other in named[:at]):
+            raise RheoscopeError(f"{path.name} is named twice; type a name of its own for every file")
+    for one, other in permutations(named, 2):
+        if one is not tables and _real(one) in _real(other).parents:
+            raise RheoscopeError(f"{one} cannot be a file and hold {other}; type another name for one of them")
+    for path in files:
+        if tables is not None and path.suffix.lower() == ".csv" and _same(path.parent, tables):
+            raise RheoscopeError(f"{path} is among the tables of {tables}; type a name in another directory")
+        check_free(path)
+
+
+def check_free(path: Path) -> None:
+    """Refuse a name to which no file can be written, and one where a file is that this package did not write.
+
+    >>> import tempfile, pathlib
+    >>> mine = pathlib.Path(tempfile.mkdtemp()) / "mine.html"
+    >>> check_free(mine), mine.write_text("a page of my own") and None
+    (None, None)
+    >>> check_free(mine)
+    Traceback (most recent call last):
+    ...
+    rheoscope.shapes.RheoscopeError: ...mine.html is there and was not written by Rheoscope; type another name
+    """
+    _check_file(path)
+    goal = _real(path)
+    try:
+        if goal.exists() and not signed(goal):
+            raise RheoscopeError(f"{path} is there and was not written by Rheoscope; type another name")
+        if goal.exists() and not os.access(goal, os.W_OK):
+            raise PermissionError(13, "it may not be changed")
+    except OSError as error:
+        raise RheoscopeError(f"cannot write {path}: {error.strerror}; type another name") from error
+    check_directory(goal.parent, path)
+
+
+def check_directory(directory: Path, asked: Path | None = None) -> None:
+    """Refuse a directory that cannot be made or written to; `asked` is what is told, where it is a file in there."""
+    asked = directory if asked is None else asked
+    try:
+        real = _real(directory)
+        there = next(one for one in (real, *real.parents) if one.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(20, f"{there} is a file")
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise RheoscopeError(f"cannot write {asked}: {error.strerror}; type a name in another directory") from error
+
+
+def _check_file(path: Path) -> None:
+    """Refuse directories, devices and links that lead in a circle."""
+    try:
+        goal = _real(path)
+        if goal.is_dir():
+            raise RheoscopeError(f"{path} is a directory, expected a file name; type {path / 'report.html'}")
+        if os.path.lexists(goal) and not goal.is_file():
+            raise RheoscopeError(f"{path} is no file that can be replaced; type another name")
+    except OSError as error:
+        raise RheoscopeError(f"cannot write {path}: {error.strerror}; type another name") from error
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _same(one: Path, other: Path) -> bool:
+    """One file under two names; names that differ in case are one file on many disks."""
+    with suppress(OSError):
+        if one.samefile(other):
+            return True
+    return str(_real(one)).casefold() == str(_real(other)).casefold()

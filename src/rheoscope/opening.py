@@ -52,7 +52,9 @@ def load(
     """
     drawn = _drawn(untrained, seed)
     if source is None and not (DEFAULT / "config.json").is_file():
-        raise RheoscopeError(f"this installation has no default model ({DEFAULT}); type rs.load(name or directory)")
+        raise RheoscopeError(
+            f"this installation has no default model ({DEFAULT}); type the name or the directory of another model"
+        )
     source = DEFAULT if source is None else source
     stages = stage(progress, 0, 50), stage(progress, 50, 75), stage(progress, 75, 100)
     if _is_ours(source):
@@ -85,7 +87,7 @@ def _is_ours(source: Any) -> bool:
     if not isinstance(source, str | Path):
         return False
     try:
-        told = json.loads((Path(source) / "config.json").read_text())
+        told = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(told, dict) and told.get("model_type") == "rheoscope"

@@ -255,10 +255,23 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     with pytest.raises(rs.RheoscopeError, match=r"at least 8 other keys .* none of the 6 tokens has; type a longer"):
         rs.agreement(model.trace(text(n=6)), draws=0, keep_massive=True)
-    with pytest.raises(rs.RheoscopeError, match=r"got draws=1, least=8; type draws=200"):
+    with pytest.raises(rs.RheoscopeError, match=r"got draws=1, least=8, queries=None; type draws=200"):
         rs.agreement(model.trace(text()), draws=1)
     with pytest.raises(rs.RheoscopeError, match=r"got draws=0, least=3"):
         rs.agreement(model.trace(text()), draws=0, least=3)
     holed = replace(model.trace(text()), points=torch.full((5, 18, 32), float("nan"), dtype=F64))
     with pytest.raises(rs.RheoscopeError, match="NaN or infinity"):
         rs.agreement(holed, draws=0)
+
+
+def test_some_queries_stand_for_all_and_say_how_well() -> None:
+    """Drawn again and again they scatter around all of them about as far as they say; all of them have no error."""
+    trace = on(bare(heads=2), random(0, 120, 16))
+    whole = rs.agreement(trace, draws=0)
+    assert rs.agreement(trace, draws=0, queries=120).equals(whole)  # all there are
+    assert "agreement_error" not in whole
+    found = [rs.agreement(trace, draws=0, queries=30, seed=seed) for seed in range(40)]
+    values = np.stack([one.agreement.values for one in found])
+    stated = np.stack([one.agreement_error.values for one in found]).mean(0)
+    assert np.all(abs(values.mean(0) - whole.agreement.values) < 3 * stated / np.sqrt(40))
+    assert np.all((values.std(0) / stated > 0.6) & (values.std(0) / stated < 1.7))

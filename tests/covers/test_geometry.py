@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import spearmanr
 
-from rheoscope.covers.geometry import COMPARED, compared, geometry
+from rheoscope.covers.geometry import COMPARED, compared, geometry, kept, rsa_errors
+from rheoscope.space.chance import drawn_rows
 from tests.pretrained.cases import random
 
 
@@ -68,3 +69,42 @@ def test_a_collapsed_cloud_has_an_infinite_spread() -> None:
     y = torch.zeros(12, 1)
     y[0] = 1
     assert float(compared(geometry(x), geometry(y), 3)[0]) == pytest.approx(float("inf"))
+
+
+# Some rows
+
+
+def seen_from(x: np.ndarray, y: np.ndarray, k: int, rows: list[int]) -> list[float]:
+    """The definitions over the pairs that a row is in, and the neighbours of rows among all."""
+    a, b, n = squareform(pdist(x)), squareform(pdist(y)), len(x)
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n) if i in rows or j in rows]
+    one, other = (np.array([d[i, j] for i, j in pairs]) for d in (a, b))
+
+    def near(d: np.ndarray, i: int) -> list[int]:
+        return sorted((j for j in range(n) if j != i), key=lambda j: d[i, j])
+
+    shared = np.mean([len({*near(a, i)[:k]} & {*near(b, i)[:k]}) / k for i in rows])
+    torn = sum(max(0, near(a, i).index(j) + 1 - k) for i in rows for j in near(b, i)[:k])
+    trust = 1 - 2 / (len(rows) * k * (2 * n - 3 * k - 1)) * torn
+    return [shared, trust, spearmanr(one, other).statistic]
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 1000), n=st.integers(8, 20), m=st.integers(2, 7))
+def test_some_rows_equal_a_slow_twin(seed: int, n: int, m: int) -> None:
+    x, y, rows = random(seed, n, 6), random(seed + 1, n, 3), drawn_rows(n, m, seed)
+    found = compared(geometry(x, rows), geometry(y, rows), 2)
+    assert np.allclose(found[[1, 2, 4]], seen_from(x.numpy(), y.numpy(), 2, rows.tolist()), atol=1e-9)
+
+
+def test_the_error_of_some_rows_is_how_far_they_are_off() -> None:
+    """Rows drawn again and again scatter around what all rows say, about as far as they say themselves."""
+    x = random(0, 120, 8)
+    y = x @ random(1, 8, 3)
+    whole = float(kept(geometry(x), y[None], 3)[0, COMPARED.index("rsa")])
+    found = [geometry(x, drawn_rows(120, 24, seed)) for seed in range(60)]
+    values = torch.stack([kept(of, y[None], 3)[0, COMPARED.index("rsa")] for of in found])
+    stated = torch.stack([rsa_errors(of, y[None])[0] for of in found]).mean()
+    assert abs(float(values.mean()) - whole) < 0.02
+    assert 0.6 < float(values.std() / stated) < 1.7
+    assert float(rsa_errors(geometry(x), y[None])[0]) == 0

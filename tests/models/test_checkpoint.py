@@ -246,3 +246,12 @@ def test_opening_leaves_the_seed_alone(tmp_path: Path) -> None:
     opened(tmp_path)
     initial(CASES["own"])
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "card.json"])
+def test_a_model_of_others_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"model_type": "gpt2"}')
+    with pytest.raises(RheoscopeError, match=f"holds a {name} that Rheoscope did not write; type another directory"):
+        save(Transformer(tiny()), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == '{"model_type": "gpt2"}'

@@ -35,7 +35,7 @@ def test_a_string_goes_through_the_tokenizer() -> None:
 def test_a_text_that_the_tokenizer_cannot_read_is_refused() -> None:
     with as_users_run(), pytest.raises(RheoscopeError, match=r"the tokenizer cannot read this text .*; type a text of"):
         spoken().trace("ähem")
-    with pytest.raises(RheoscopeError, match="this model has no tokenizer: type token ids"):
+    with pytest.raises(RheoscopeError, match="this model has no tokenizer, so it reads no text"):
         model("own").trace("bad")
 
 

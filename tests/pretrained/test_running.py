@@ -24,7 +24,7 @@ def test_a_model_without_unembedding_has_points_but_no_logits(net: Any) -> None:
     assert of.trace(text()).points.shape[1] == LENGTH
     for ask in (of.run, lambda ids: of.trace(ids, logits=True)):
         with pytest.raises(
-            RheoscopeError, match=r"has no unembedding, so there are no logits; type model.trace\(text\), or load"
+            RheoscopeError, match=r"has no unembedding, so there are no logits; type the name of a language model"
         ):
             ask(text())
     assert not hooks_left(of.network)

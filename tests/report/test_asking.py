@@ -73,9 +73,12 @@ def test_what_refuses_is_left_out_with_its_reason() -> None:
     assert not last.asked("energy")
 
 
-def test_a_mistake_of_the_program_is_no_refusal() -> None:
-    with pytest.raises(TypeError, match="nowhere"):
-        ask(subject(), [with_settings("trajectory", nowhere=1)])
+def test_a_fault_of_the_program_is_no_refusal_and_takes_no_answer_with_it() -> None:
+    found = ask(subject(), [with_settings("trajectory", nowhere=1), Ask("massive_tokens")])
+    assert found.failed == ("trajectory",)
+    assert "nowhere" in found.left_out["trajectory"]
+    assert found.left_out["trajectory"].startswith("a fault of the program (TypeError: ")
+    assert found.knows("massive_tokens")
 
 
 def test_progress_is_told_by_name() -> None:

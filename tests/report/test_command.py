@@ -64,7 +64,7 @@ def test_the_command_covers_tells_a_row_a_layer_and_writes_what_was_asked(capsys
     assert "not asked" not in said
     numbers = read("c.json")
     asked = {one.name for one in (*JOBS["covers"].asks({}), *JOBS["covers"].besides({}))}
-    assert {key.split()[0] for key in numbers} == {*asked, "findings"}
+    assert {key.split()[0] for key in numbers} == {*asked, "findings", "written_by"}
     assert "agreement_untrained" in numbers["agreement"]["data_vars"]
     assert Path("tables/agreement.layer_head.csv").exists()
     page = Parts(Path("c.html").read_text())
@@ -172,18 +172,24 @@ def test_in_a_hurry_nulls_are_left_out_aloud(capsys: pytest.CaptureFixture) -> N
     assert numbers["transport"]["attrs"]["draws"] == 0
 
 
-def test_a_report_that_nobody_named_is_free_and_fails_quietly(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_nobody_named_takes_a_free_name(capsys: pytest.CaptureFixture) -> None:
     Path("report.html").write_text("mine")
-    command.run(job_of("massive_tokens"), model(), SHORT, {}, Files(report=True))
+    command.run(job_of("massive_tokens"), small(), SHORT, {}, Files(report=True))
     assert "wrote report-2.html" in capsys.readouterr().out
     assert Path("report.html").read_text() == "mine"
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("report.html").write_text("mine")
+    with pytest.raises(rs.RheoscopeError, match=r"report.html is a file; type a name in another directory"):
+        Files(html=Path("report.html/below.html"))
     monkeypatch.setattr(command, "REPORT", Path("report.html/below.html"))
-    command.run(job_of("massive_tokens"), model(), SHORT, {}, Files(report=True))
-    assert "no report: " in capsys.readouterr().out
-    with pytest.raises(rs.RheoscopeError):
-        command.run(job_of("massive_tokens"), model(), SHORT, {}, Files(html=Path("report.html/below.html")))
+    with pytest.raises(
+        rs.RheoscopeError, match=r"is a file; type --html and a name in another directory, or --no-html"
+    ):
+        Files(report=True)
 
 
 def test_findings_stand_beside_the_numbers() -> None:

@@ -1,14 +1,11 @@
 """Tidy tables: every number once beside its place, and nothing that multiplies dimensions that do not belong together."""
 
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 
 import rheoscope as rs
-from rheoscope.report.table import save_csv
+from tests.report.cases import small
 
 TEXT = "The keys to the cabinet are on the table"
 
@@ -18,25 +15,26 @@ def toy() -> xr.Dataset:
     grid = np.arange(6.0).reshape(2, 3)
     return xr.Dataset(
         {
-            "speed": (("step", "token"), grid, {"definition": "how fast", "unit": "radians"}),
+            "speed": (("step", "token"), grid, {"definition": "how fast", "unit": "radians", "null": "turned"}),
             "turned": (("token", "step"), 10 * grid.T),
-            "length": ("token", [1.0, np.nan, 3.0]),
+            "length": ("token", [1.0, np.nan, 3.0], {"basis": "depends on the basis of E"}),
             "loose": ("draw", [7, 8]),
             "logit": ((), 0.5, {"definition": "the logit"}),
         },
         {"step": ["L0", "L1"], "token": [4, 5, 6], "word": ("token", ["a,", 'b"', "c\n"]), "seed": 3},
+        {"analysis": "toy", "model": "a model"},
     )
 
 
 def test_one_table_for_each_set_of_dimensions() -> None:
     tables = rs.table(toy())
     assert {name: frame.shape for name, frame in tables.items()} == {
-        "step_token": (6, 3),
+        "step token": (6, 3),
         "token": (3, 2),
         "draw": (2, 1),
         "scalar": (1, 1),
     }
-    frame = tables["step_token"]
+    frame = tables["step token"]
     assert frame.index.names == ["step", "token"]
     assert list(frame.columns) == ["word", "speed", "turned"]
     assert frame.loc[("L1", 5)].tolist() == ['b"', 4.0, 40.0]
@@ -50,7 +48,7 @@ def test_tables_hold_every_number_of_an_analysis_and_no_product_of_its_dimension
     path = rs.trajectory(rs.load().trace(TEXT), draws=3)
     tables = rs.table(path)
     for name, field in path.data_vars.items():
-        frame = tables["_".join(field.dims)]
+        frame = tables[" ".join(field.dims)]
         back = frame[name].to_xarray() if len(field.dims) > 1 else frame[name]
         assert np.array_equal(np.asarray(back), field.values)
     cells = sum(field.size for field in path.data_vars.values())
@@ -62,38 +60,32 @@ def test_what_is_no_dataset_is_refused() -> None:
         rs.table([1])
 
 
-def test_files_have_the_names_of_analyses_and_dimensions_and_read_back(tmp_path: Path) -> None:
-    there = tmp_path / "out"
-    assert save_csv({"toy": toy()}, there) == f"wrote 4 tables in {there}"
-    assert sorted(path.name for path in there.iterdir()) == [
-        "toy.draw.csv",
-        "toy.scalar.csv",
-        "toy.step_token.csv",
-        "toy.token.csv",
-    ]
-    back = pd.read_csv(there / "toy.step_token.csv", index_col=["step", "token"])
-    pd.testing.assert_frame_equal(back, rs.table(toy())["step_token"])
-    assert (there / "toy.token.csv").read_text().splitlines()[2] == '5,"b""",'
-    assert save_csv({"toy": toy()}, there).endswith("(replaced 4)")
+def test_a_table_says_what_its_columns_are_and_where_they_come_from() -> None:
+    tables = rs.table(toy())
+    assert tables["step token"].attrs["nulls"] == {"speed": "turned"}
+    assert tables["token"].attrs["depends_on"] == {"length": "the basis of E"}
+    assert tables["scalar"].attrs["definitions"] == {"logit": "the logit"}
+    for frame in tables.values():
+        assert frame.attrs["provenance"] == {"analysis": "toy", "model": "a model"}
+        assert frame.attrs["left_out"] == {}
 
 
-def test_a_file_in_the_place_of_the_directory_is_kept(tmp_path: Path) -> None:
-    taken = tmp_path / "out.csv"
-    taken.write_text("mine")
-    with pytest.raises(rs.RheoscopeError, match=r"out.csv is a file, expected a directory"):
-        save_csv({"toy": toy()}, taken)
-    assert taken.read_text() == "mine"
+def test_a_table_that_is_too_large_is_named_and_made_when_asked() -> None:
+    tables = rs.table(toy(), largest=5)
+    assert list(tables) == ["token", "draw", "scalar"]
+    assert tables["token"].attrs["left_out"] == {"step token": "6 rows"}
+    assert "step token" in rs.table(toy(), largest=6)
+    with pytest.raises(rs.RheoscopeError, match=r"more than 0 rows; type rs.table\(dataset, largest=6\)"):
+        rs.table(toy(), largest=0)
 
 
-def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_csv({"toy": toy()}, tmp_path)
-    before = (tmp_path / "toy.token.csv").read_text()
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
-    with pytest.raises(OSError, match="no space"):
-        save_csv({"toy": toy()}, tmp_path)
-    assert (tmp_path / "toy.token.csv").read_text() == before
-    assert len(list(tmp_path.iterdir())) == 4
+def test_token_texts_stand_beside_token_numbers() -> None:
+    model = small()
+    trace = model.trace(TEXT)
+    for found, name in (
+        (rs.reversed_attention(model, trace), "layer head token"),
+        (rs.massive_tokens(trace, times=1.01), "token"),
+    ):
+        frame = rs.table(found)[name].reset_index()
+        assert len(frame) > 0
+        assert [trace.tokens[at] for at in frame.token] == frame.word.tolist()

@@ -7,7 +7,7 @@ import pytest
 
 import rheoscope as rs
 from rheoscope.files import free_name
-from rheoscope.report.texts import text_of
+from rheoscope.report.texts import LARGEST, text_of
 
 
 def test_typed_piped_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +33,21 @@ def test_a_free_name_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
     path.touch()
     (tmp_path / "report-2.html").touch()
     assert free_name(path) == tmp_path / "report-3.html"
+
+
+def test_of_a_large_file_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with a hole: a gigabyte that takes no room, and would take minutes to read as text."""
+    file = tmp_path / "large.txt"
+    with file.open("wb") as opened:
+        opened.write("é".encode() * 40_000)
+        opened.truncate(2**30)
+    with pytest.raises(
+        rs.RheoscopeError, match=r"large.txt has 1074 MB, more than any model reads at once; type --first 1000 "
+    ):
+        text_of(None, file)
+    assert set(text_of(None, file, first=50)) == {"é"}
+    monkeypatch.setattr("sys.stdin", io.StringIO("a" * (LARGEST + 1)))
+    with pytest.raises(rs.RheoscopeError, match="standard input has more than 17 MB; type --first 1000"):
+        text_of("-", None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("a" * (LARGEST + 1)))
+    assert len(text_of("-", None, first=10)) < 10_000

@@ -12,6 +12,7 @@ from rheoscope.attention.laws import LAWS
 from rheoscope.attention.theorems import THEOREMS, shuffled_difference
 from rheoscope.models.theorems import THEOREMS as OF_MODELS
 from rheoscope.report import theorems as report
+from rheoscope.report.terminal import Terminal
 from rheoscope.shapes import RheoscopeError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "laws.md"
@@ -47,7 +48,7 @@ def test_names_are_laws_apart() -> None:
 def test_a_narrow_terminal_shows_every_number_whole() -> None:
     console = Console(width=80, highlight=False)
     with console.capture() as seen:
-        console.print(report.terminal_table([(row, 2e-16) for row in report.theorems()]))
+        Terminal(console, []).show(report.terminal_table([(row, 2e-16) for row in report.theorems()]))
     assert seen.get().count("2.0e-16") == len(report.theorems())
     assert seen.get().count("2e-02") == len(report.OF_THE_BENCH)
 
@@ -63,7 +64,7 @@ def test_everything_is_printed_and_written_and_a_broken_law_fails(
     row = THEOREMS[0]
     monkeypatch.setattr(report, "theorems", lambda: [row])
     report.show(tmp_path / "laws.json")
-    told = json.loads((tmp_path / "laws.json").read_text(encoding="utf-8"))
+    told = json.loads((tmp_path / "laws.json").read_text(encoding="utf-8"))["laws"]
     assert told[0]["law"] == "product_of_rows"
     assert told[0]["violation"] <= told[0]["tolerance"]
     assert "Theorem 1.1" in capsys.readouterr().out

@@ -21,9 +21,9 @@ from tests.pretrained.cases import EVERY, GPT2, ISLANDS, model, network, randomi
 Break = Callable[[Heads], Heads]
 
 
-def broken(name: str, wrong: Break) -> Any:
+def broken(name: str, wrong: Break, dtype: torch.dtype = torch.float32) -> Any:
     """The model with the heads of its last layer described wrongly."""
-    of = model(name)
+    of = model(name, dtype)
     blocks = (*of.view.blocks[:-1], wrong(of.view.blocks[-1]))
     return replace(of, view=replace(of.view, blocks=blocks))
 
@@ -86,6 +86,14 @@ def test_a_wrong_description_is_refused(name: str, wrong: Break) -> None:
     ) as told:
         certify(broken(name, wrong))
     assert "\n" not in str(told.value)
+
+
+def test_no_wrong_description_hides_in_the_rounding_of_float16() -> None:
+    for _, name, wrong in FAULTS:
+        with pytest.raises(
+            RheoscopeError, match=r"does not reproduce this model \(.*, where float16 explains 3.9e-03\)"
+        ):
+            certify(broken(name, wrong, torch.float16))
 
 
 @pytest.mark.parametrize("name", EVERY)

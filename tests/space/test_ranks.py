@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata, spearmanr
 
-from rheoscope.space.ranks import ranked, spearman, unit_ranks
+from rheoscope.space.ranks import ordered, ranked, spearman, unit_ranks
 from tests.pretrained.cases import random
 
 
@@ -57,3 +57,15 @@ def test_spearman_is_scipys_over_the_entries_that_count(seed: int, n: int, level
 def test_unit_ranks_have_length_one_or_none() -> None:
     rows = torch.tensor([[4.0, 1.0, 1.0, 9.0], [2.0, 2.0, 2.0, 2.0]])
     assert torch.allclose(unit_ranks(rows).norm(dim=-1), torch.tensor([1.0, 0.0], dtype=torch.float64))
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 40), single=st.booleans())
+def test_places_are_those_of_a_stable_sort(seed: int, n: int, single: bool) -> None:
+    """The slow twin sorts places; equal numbers, infinities, zeros of both signs among them."""
+    x = (random(seed, 3, n) * 3).round(decimals=1)
+    x[:, :: max(1, n // 3)] = float("inf")
+    x[1, 0], x[2, -1] = 0.0, -0.0
+    x = x.float() if single else x
+    found = ordered(x)
+    assert torch.equal(x.gather(-1, found), x.gather(-1, x.argsort(dim=-1, stable=True)))
+    assert torch.equal(found.sort(-1).values, torch.arange(n).expand(3, n))

@@ -157,7 +157,7 @@ def test_run_takes_one_text() -> None:
 
 
 def test_a_string_without_a_tokenizer() -> None:
-    refused(model("gpt2"), "hello", r"this model has no tokenizer: type token ids, or rs.load\(model, tokenizer=…\)")
+    refused(model("gpt2"), "hello", r"this model has no tokenizer, so it reads no text; put its tokenizer.json")
 
 
 def test_points_are_not_tied_to_the_graph() -> None:

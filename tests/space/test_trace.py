@@ -143,3 +143,14 @@ def test_kept_tokens_are_those_that_are_not_massive() -> None:
     assert int(planted.ordinary(least=LENGTH - 2).sum()) == LENGTH - 2
     with pytest.raises(RheoscopeError, match=rf"at least {LENGTH - 1} tokens that are not massive, got {LENGTH - 2}; "):
         planted.ordinary(least=LENGTH - 1)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.safetensors"])
+def test_files_of_others_are_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    trace = traced(EVERY[0])
+    with pytest.raises(RheoscopeError, match=f"{name} is there and was not written by Rheoscope"):
+        trace.save(tmp_path)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "mine")]
+    trace.save(tmp_path / "free")
+    trace.save(tmp_path / "free")

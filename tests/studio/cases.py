@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import torch
 from starlette.testclient import TestClient
 
 import rheoscope as rs
+from rheoscope import covers, flow, report
 from rheoscope.models.transformer import Transformer
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
@@ -36,6 +39,14 @@ def other() -> Any:
     return rs.load(Transformer(replace(small().network.config, depth=1)), tokenizer=small().tokenizer)
 
 
+@cache
+def everything_is_imported() -> None:
+    """Here and now: Python 3.11 cannot parse in two threads at once, and under test every first import is parsed anew."""
+    for room in (covers, flow, report):
+        for module in walk_packages(room.__path__, f"{room.__name__}."):
+            import_module(module.name)
+
+
 @contextmanager
 def running(
     load: Any = loading,
@@ -44,6 +55,7 @@ def running(
     rules: Rules = Rules(),
     **limits: Any,
 ) -> Iterator[tuple[Session, TestClient]]:
+    everything_is_imported()
     session = Session(load, sources, Limits(controls=0, **limits))
     try:
         yield session, TestClient(create(session, rules, stored=stored), base_url=HERE, raise_server_exceptions=False)

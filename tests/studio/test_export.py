@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import export
 from rheoscope.studio.starting import address, bound, check_built
-from rheoscope.studio.stored import Stored, stored_in
-from tests.studio.cases import TEXT, Gate, one_line, posted, running
+from rheoscope.studio.stored import Stored, inflated, stored_in
+from rheoscope.studio.wire import unpacked
+from tests.studio.cases import TEXT, Gate, one_line, posted, running, told
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +57,7 @@ def exported(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 def test_files_are_the_live_answers(exported: tuple[Path, str, dict[str, bytes]]) -> None:
     folder, _, live = exported
     for file, answer in live.items():
-        data = (folder / file).read_bytes()
-        assert (gzip.decompress(data) if file.endswith(".bin") else data) == answer, file
+        assert inflated((folder / file).read_bytes()) == answer, file
 
 
 def test_a_page_from_disk_finds_every_file_in_one_script(exported: tuple[Path, str, dict[str, bytes]]) -> None:
@@ -92,10 +93,27 @@ def test_the_example_is_there_before_any_model(exported: tuple[Path, str, dict[s
             path = file.rsplit(".", 1)[0].replace("points.raw", "points?space=raw")
             if "raw" not in file:
                 assert client.get(f"/{path}").content == answer, file
+        events = told(client.get(f"/api/traces/{trace}/events").text)
+        assert [name for name, _ in events if name != "known"] == ["head", *["verdict"] * 7, "done"]
+        assert json.loads(events[0][1])["id"] == trace
         assert not session.models["default"].job.over
         gate.opens.set()
         assert client.get(f"/api/traces/{trace}/points?space=raw").content == live[f"api/traces/{trace}/points.raw.bin"]
-        assert client.get(f"/api/traces/{trace}").content == live[f"api/traces/{trace}.json"]
+        assert posted(client) == trace
+        answer = client.post("/api/traces", json={"text": TEXT}).json()
+        assert told(client.get(f"/api/jobs/{answer['job']}/events").text)[-1][0] == "done"
+        assert not session.entry(trace).so_far.found  # its questions are answered already, nothing is asked again
+
+
+def test_many_maps_are_told_in_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "FINE_PAIRS", 10)
+    with running() as (session, client):
+        entry = session.entry(posted(client))
+        files = dict(export.answers(session, entry))
+        _, coarse = unpacked(files[f"api/traces/{entry.id}/weights/1/2.bin"])
+        _, fine = unpacked(client.get(f"/api/traces/{entry.id}/weights/1/2").content)
+    assert len(np.unique(coarse["map"].values)) <= 33
+    np.testing.assert_allclose(coarse["map"].real, fine["map"].real, atol=0.6 * coarse["map"].scale)
 
 
 def test_an_example_gives_no_other_file(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from rheoscope.studio.kept import Kept
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60), st.booleans()), max_size=40))
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_the_oldest_goes_first_and_no_byte_is_counted_twice(steps: list[tuple[int, int, bool]]) -> None:
     kept = Kept(100)
     twin: dict[int, int] = {}

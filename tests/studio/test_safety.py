@@ -152,3 +152,17 @@ def test_names_of_the_hub_are_those_in_its_cache(tmp_path: Path, monkeypatch: py
     assert Sources().checked("org/name") == "org/name"
     with pytest.raises(RheoscopeError):
         Sources().checked("half")
+
+
+def test_what_was_opened_is_remembered_as_long_as_it_may_be(tmp_path: Path) -> None:
+    memory = tmp_path / "cache" / "studio.json"
+    one = Sources(("first", "second"), memory=memory)
+    for name in ("first", "second", "first"):
+        one.remember(name)
+    assert one.recent() == ["first", "second"]
+    assert Sources(("second",), memory=memory).recent() == ["second"]
+    for broken in ("{", "3", "[3, null]"):
+        memory.write_text(broken)
+        assert one.recent() == []
+    Sources().remember("first")
+    assert Sources().recent() == []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio.work import BusyError, Cancelled, Job, MissingError, Queue
+from rheoscope.studio.work import BusyError, CancelledError, Job, MissingError, Queue
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_last_who_lets_go_cancels(queue: Queue) -> None:
     assert not queue.release(first)
     assert not job.over
     assert queue.release(second)
-    with pytest.raises(Cancelled):
+    with pytest.raises(CancelledError):
         job.result.result(5)
     assert heard(job)[-1] == "cancelled"
 
@@ -90,7 +90,7 @@ def test_work_that_waits_in_line_is_cancelled_before_it_begins(queue: Queue) -> 
     queue.release(queue.hold(second))
     gate.set()
     first.result.result(5)
-    with pytest.raises(Cancelled):
+    with pytest.raises(CancelledError):
         second.result.result(5)
 
 

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, scores
@@ -14,7 +15,7 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.reading import Read, check_control, layers, named, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.chance import pooled_p, q_values, rotations, z_scores
+from rheoscope.space.chance import drawn_rows, pooled_p, q_values, rotations, z_scores
 from rheoscope.space.head import through
 from rheoscope.space.ranks import ranked
 from rheoscope.space.share import exact
@@ -37,6 +38,7 @@ def agreement(
     least: int = 8,
     keep_massive: bool = False,
     control: Trace | None = None,
+    queries: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """Does each head attend to what is similar in E? The headline of the covers.
@@ -58,8 +60,11 @@ def agreement(
     **Control** what training made of it: `control=rs.load(…, untrained=True).trace(text)`, the same text in the same
     architecture at initial weights.
 
-    **Gives** (layer, head): `agreement`, `agreement_raw`, `agreement_uncentred`, `agreement_embedding`,
-    `position_baseline`, `null_mean`, `null_sd`, `z`, `p_value`, `q_value`, with a control `agreement_untrained` and
+    **Takes** `queries`, how many of a long text's are looked at, drawn at random from `seed` and each beside all its keys (None:
+    all); `agreement_error` is what that leaves uncertain. The null sees the same queries, so p is as good as with all.
+
+    **Gives** (layer, head): `agreement` (of some queries with `agreement_error`), `agreement_raw`, `agreement_uncentred`,
+    `agreement_embedding`, `position_baseline`, `null_mean`, `null_sd`, `z`, `p_value`, `q_value`, with a control `agreement_untrained` and
     `agreement_raw_untrained`; (layer): `queries`. NaN in a layer where no query has enough keys (a narrow window).
     `mean_agreement` over all heads and, of random heads, `mean_agreement_drawn` (draw): `p_values` of the two answers for the model
     as a whole.
@@ -75,22 +80,23 @@ def agreement(
     >>> bool((abs(found.agreement) <= 1).all())
     True
     """
-    if draws == 1 or draws < 0 or least < 4:
+    if draws == 1 or draws < 0 or least < 4 or (queries is not None and queries < 2):
         raise RheoscopeError(
-            f"a null needs 2 draws or more and a partial correlation 4 keys or more, got draws={draws}, least={least}; "
-            "type draws=200, least=8"
+            "a null needs 2 draws or more, a partial correlation 4 keys or more, an error 2 queries or more, got "
+            f"draws={draws}, least={least}, queries={queries}; type draws=200, least=8, queries=128"
         )
-    beside = None if control is None else _controlled(trace, control, least, keep_massive)
+    beside = None if control is None else _controlled(trace, control, least, keep_massive, queries, seed)
     steps = 1 + math.ceil(draws / DRAWS_AT_ONCE)
     tables = []
     for done, turned in enumerate((None, *turns(trace.view.width, draws, seed, trace.points.device)), 1):
-        tables.append(_table(trace, turned, least, keep_massive))
+        tables.append(_table(trace, turned, least, keep_massive, queries, seed))
         if progress is not None:
             progress(done, steps)
     attributes = provenance(trace, keep_massive, draws=draws, seed=seed, least=least)
     attributes |= {} if control is None else {"control": named(control)}
+    attributes |= {} if queries is None else {"sampled_queries": queries}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    values = _values(tables[0], [table[..., 0] for table, _ in tables[1:]], beside)
+    values = _values(tables[0], [one.means[..., 0] for one in tables[1:]], beside)
     return AGREEMENT.answer(values, coords, attributes)
 
 
@@ -105,50 +111,73 @@ def turns(width: int, draws: int, seed: int, device: torch.device) -> Iterator[T
         yield Q[0::2], Q[1::2]
 
 
+@dataclass(frozen=True, eq=False)
+class Table:
+    """All means of all heads (of `c` turns of the clouds), the error of the first of them, and how many queries they are over."""
+
+    means: Float[Tensor, "c layer h 5"]
+    error: Float[Tensor, "c layer h"]
+    queries: Float[Tensor, " layer"]
+
+
 def _table(
-    trace: Trace, turned: Turned | None, least: int, keep_massive: bool
-) -> tuple[Float[Tensor, "c layer h 5"], Float[Tensor, " layer"]]:
-    """All means of all heads (of `c` turns of the clouds), and how many queries they are over."""
+    trace: Trace, turned: Turned | None, least: int, keep_massive: bool, queries: int | None, seed: int
+) -> Table:
     start = unit(centred(exact(trace.points[0])[tokens(trace, keep_massive)]))
-    means, counts = zip(
-        *(kernel(read, turned, start, least) for read in layers(trace, keep_massive, least=2)), strict=True
+    some = drawn_rows(len(start), queries, seed, start.device)
+    means, errors, counts = zip(
+        *(kernel(read, turned, start, least, some) for read in layers(trace, keep_massive, least=2)), strict=True
     )
     if not any(counts):
         raise RheoscopeError(
             f"agreement needs a query with at least {least} other keys that are not massive, and none of the "
-            f"{len(start)} tokens has; type a longer text, or a smaller least=… (4 or more)"
+            f"{len(start)} tokens has; type a longer text"
         )
-    return torch.stack(means, 1), torch.tensor(counts, dtype=torch.float64, device=start.device)
+    counted = torch.tensor(counts, dtype=torch.float64, device=start.device)
+    return Table(torch.stack(means, 1), torch.stack(errors, 1), counted)
 
 
-def _controlled(trace: Trace, control: Trace, least: int, keep_massive: bool) -> Float[Tensor, "layer h 5"]:
+def _controlled(
+    trace: Trace, control: Trace, least: int, keep_massive: bool, queries: int | None, seed: int
+) -> Float[Tensor, "layer h 5"]:
     """All means of the heads of the control, which must have read the same tokens in as many layers and heads."""
     check_control(trace, control)
-    return _table(control, None, least, keep_massive)[0][0]
+    return _table(control, None, least, keep_massive, queries, seed).means[0]
 
 
 def kernel(
-    read: Read, turned: Turned | None, start: Float[Tensor, "n d"], least: int
-) -> tuple[Float[Tensor, "c h 5"], int]:
-    """The five means of all heads of one layer (of `c` turns of its cloud), and how many queries they are over.
+    read: Read, turned: Turned | None, start: Float[Tensor, "n d"], least: int, some: Int[Tensor, " m"] | None = None
+) -> tuple[Float[Tensor, "c h 5"], Float[Tensor, "c h"], int]:
+    """The five means of all heads of one layer (of `c` turns of its cloud), the error of the first, and how many queries they are over.
 
-    `start` are the directions of the tokens' embeddings; NaN where no query has enough keys.
+    `start` are the directions of the tokens' embeddings, `some` the queries that are looked at (all of them); NaN where no query
+    has enough keys.
     """
-    total, count = over_queries(read, *sides(read, turned), start, least)
-    return (total / count if count else torch.full_like(total, float("nan"))), count
+    some = torch.arange(len(start), device=start.device) if some is None else some
+    total, squares, count = over_queries(read, *sides(read, turned), start, least, some)
+    if not count:
+        nothing = torch.full_like(total, float("nan"))
+        return nothing, nothing[..., 0], 0
+    mean = total / count
+    error = (squares / count - mean[..., 0].square()).clamp(min=0) / max(count - 1, 1)
+    return mean, (error * (1 - len(some) / len(start))).sqrt(), count
 
 
 def over_queries(
-    read: Read, q: Float[Tensor, "c h n k"], k: Float[Tensor, "c h n k"], start: Float[Tensor, "n d"], least: int
-) -> tuple[Float[Tensor, "c h 5"], int]:
-    """Sums over the queries of one layer, in blocks of queries, and their number."""
+    read: Read,
+    q: Float[Tensor, "c h n k"],
+    k: Float[Tensor, "c h n k"],
+    start: Float[Tensor, "n d"],
+    least: int,
+    some: Int[Tensor, " m"],
+) -> tuple[Float[Tensor, "c h 5"], Float[Tensor, "c h"], int]:
+    """Sums over some queries of one layer, in blocks of queries, the sum of squares of the first, and their number."""
     cloud, at = centred(read.hat), read.at
     like, length = torch.stack([unit(cloud), unit(read.hat)]), cloud.norm(dim=-1)
     bare = Mechanism(read.heads.mechanism.score, position=read.heads.mechanism.position)
     total, count = torch.zeros(*q.shape[:2], 5, dtype=torch.float64, device=q.device), 0
-    for block in torch.arange(len(at), device=at.device).split(
-        max(1, numbers_in_cache(q.device) // (q.shape[0] * q.shape[1] * len(at)))
-    ):
+    squares = torch.zeros_like(total[..., 0])
+    for block in some.split(max(1, numbers_in_cache(q.device) // (q.shape[0] * q.shape[1] * len(at)))):
         usable = read.heads.mechanism.mask(at[block], at) & (at[block, None] != at)
         enough = usable.sum(-1) >= least
         rows, usable = block[enough], usable[enough]
@@ -159,9 +188,10 @@ def over_queries(
         cosines = torch.stack([*(like[:, rows] @ like[:, :to].mT), start[rows] @ start[:to].mT])
         wanted = targets(cosines, (i[:, None] - j).abs(), length[:to], usable)
         s = scores(bare, q[:, :, rows], k[:, :, :to], i, j)
-        total += correlations(ranked(s, usable), wanted).sum(2)
+        found = correlations(ranked(s, usable), wanted)
+        total, squares = total + found.sum(2), squares + found[..., 0].square().sum(2)
         count += len(rows)
-    return total, count
+    return total, squares, count
 
 
 def sides(read: Read, turned: Turned | None) -> tuple[Float[Tensor, "c h n k"], Float[Tensor, "c h n k"]]:
@@ -226,12 +256,13 @@ def unit(x: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t n d"]:
 
 
 def _values(
-    own: tuple[Float[Tensor, "1 layer h 5"], Float[Tensor, " layer"]],
+    own: Table,
     null: list[Float[Tensor, "_ layer h"]],
     beside: Float[Tensor, "layer h 5"] | None,
 ) -> dict[str, Tensor]:
-    table, queries = own[0][0], own[1]
-    values = dict(zip(MEANS, table.unbind(-1), strict=True)) | {"queries": queries}
+    table = own.means[0]
+    values = dict(zip(MEANS, table.unbind(-1), strict=True)) | {"queries": own.queries}
+    values |= {"agreement_error": own.error[0]} if bool((own.error > 0).any()) else {}
     if beside is not None:
         values |= {f"{name}_untrained": beside[..., MEANS.index(name)] for name in CONTROLLED}
     values["mean_agreement"] = table[..., 0].nanmean()
@@ -257,6 +288,7 @@ AGREEMENT = Analysis(
             null="null_mean",
             null_sd="null_sd",
         ),
+        "agreement_error": Field(OF_HEAD, "standard error of agreement, where only some queries were looked at"),
         "agreement_raw": Field(OF_HEAD, "the same, nothing partialled out: nearness and length count as similarity"),
         "agreement_uncentred": Field(
             OF_HEAD, "as agreement, the cosine of x̂ as it is, the mean of the cloud not taken away"

@@ -45,11 +45,12 @@ def composition(view: View, top: int = 10, progress: Callable[[int, int], None] 
     >>> found.q.dims, bool(found.q.sel(head_from="L1.H0", head_to="L1.H0").isnull())
     (('head_from', 'head_to'), True)
     """
-    if view.layers < 2 or top < 1:
+    if view.layers < 2:
         raise RheoscopeError(
-            f"composition is between heads of different layers, and top 1 or more, got {view.layers} layers and top={top}; "
-            "type top=10, or a model with more layers"
+            "composition is between heads of different layers, this model has one; type a model with more layers"
         )
+    if top < 1:
+        raise RheoscopeError(f"the strongest pairs are 1 or more, got top={top}; type top=10")
     names = [f"L{layer}.H{head}" for layer, heads in enumerate(view.blocks) for head in range(heads.count)]
     tables = kernel(view.blocks, view.width, progress)
     coords = {"head_from": names, "head_to": names, "kind": list(KINDS)}

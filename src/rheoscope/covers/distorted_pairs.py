@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.covers.distortion import IMAGES, images
-from rheoscope.covers.geometry import geometry
 from rheoscope.covers.reading import Read, layer_from_end, layers, provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.pairs import distances, inner_products, upper
 from rheoscope.space.ranks import ranked
 from rheoscope.space.trace import Trace
 
@@ -69,10 +70,14 @@ def kernel(read: Read, head: int, image: str) -> dict[str, Tensor]:
     """Both places of every pair of tokens that are apart in E, and its rank among all before and after one head."""
     seen = images(read.heads)[IMAGES.index(image)].of(read.hat.double())[head]
     first, second = torch.triu_indices(len(seen), len(seen), 1, device=seen.device)
-    distances = geometry(read.hat).pairs
-    apart = distances > 1e-12 * distances.max()
-    before, after = (_shares(pairs[apart]) for pairs in (distances, geometry(seen).pairs))
+    far = _distances(read.hat)
+    apart = far > 1e-12 * far.max()
+    before, after = (_shares(pairs[apart]) for pairs in (far, _distances(seen)))
     return {"first": read.at[first[apart]], "second": read.at[second[apart]], "before": before, "after": after}
+
+
+def _distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " pairs"]:
+    return upper(distances(inner_products(x.double())))
 
 
 def _shares(distances: Tensor) -> Tensor:

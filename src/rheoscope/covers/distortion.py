@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.covers.by_chance import mismatch_null, shared, turned
-from rheoscope.covers.geometry import AT_ONCE, COMPARED, Geometry, geometry, kept
+from rheoscope.covers.geometry import AT_ONCE, COMPARED, Geometry, geometry, kept, rsa_errors
 from rheoscope.covers.reading import Read, layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.chance import drawn_rows
 from rheoscope.space.head import Heads
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
@@ -32,6 +33,7 @@ def distortion(
     draws: int = 20,
     seed: int = 0,
     keep_massive: bool = False,
+    rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """What each head's projections keep of the geometry of the tokens, and what they lose.
@@ -46,6 +48,9 @@ def distortion(
     `collapse` and `mismatch`, whose nulls are known): x̂Q in place of x̂, one Q for all heads and layers of a draw, so that heads
     that share a key still do. `…_projection` is a further yardstick: random projections to as many dimensions stretch all
     directions alike, where a random head, a product of two matrices, does not.
+
+    **Takes** `rows`, how many tokens of a long text are looked at, drawn at random from `seed`, each beside all others (None: all).
+    Neighbours stay those among all tokens; pairs are those that one of the rows is in; `rsa_error` is what that leaves uncertain.
 
     **Gives** (layer, head, image): `spread`, `collapse`, `neighbours`, `trustworthiness`, `continuity`, `rsa`, `cka`, each with
     `…_null` (and `…_null_sd`), and `rank`, the directions that the image reads; (layer, image): `…_projection`;
@@ -71,12 +76,13 @@ def distortion(
             f"of {n} tokens that are not massive, the nearest are fewer than half, 1 or more, and draws 0, 2 or more, got "
             f"nearest={nearest}, draws={draws}; type nearest={max(1, min(5, (n - 1) // 2))}, draws=20, or a longer text"
         )
-    rows, turns = [], turned(trace.view.width, draws, seed, trace.points.device)
+    some = drawn_rows(n, _enough(rows), seed, trace.points.device)
+    found, turns = [], turned(trace.view.width, draws, seed, trace.points.device)
     for read in layers(trace, keep_massive, least=4):
-        rows.append(kernel(read, nearest, turns, seed))
+        found.append(kernel(read, nearest, turns, seed, some))
         if progress is not None:
-            progress(len(rows), trace.view.layers)
-    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+            progress(len(found), trace.view.layers)
+    values = {name: torch.stack([one[name] for one in found]) for name in found[0]}
     values |= together(values, trace.view.width - int(trace.view.blocks[0].norm.centred), draws, seed)
     values.pop("rsa_drawn", None)
     coords = {
@@ -85,18 +91,29 @@ def distortion(
         "image": list(IMAGES),
         "raw_image": list(RAW_IMAGES),
     }
-    return DISTORTION.answer(values, coords, provenance(trace, keep_massive, nearest=nearest, draws=draws, seed=seed))
+    settings = {"nearest": nearest, "draws": draws, "seed": seed} | ({} if rows is None else {"rows": rows})
+    return DISTORTION.answer(values, coords, provenance(trace, keep_massive, **settings))
 
 
-def kernel(read: Read, nearest: int, turns: Float[Tensor, "draw d d"], seed: int) -> dict[str, Tensor]:
+def _enough(rows: int | None) -> int | None:
+    if rows is not None and rows < 2:
+        raise RheoscopeError(f"rows are 2 or more, got rows={rows}; type rows=128, or rows=None for all")
+    return rows
+
+
+def kernel(
+    read: Read, nearest: int, turns: Float[Tensor, "draw d d"], seed: int, some: Int[Tensor, " m"]
+) -> dict[str, Tensor]:
     """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
-    cloud, of, seen = read.hat.double(), geometry(read.hat), images(read.heads)
+    cloud, of, seen = read.hat.double(), geometry(read.hat, some), images(read.heads)
     width = cloud.shape[-1] - int(read.heads.norm.centred)
     own, raw = (
         torch.stack([kept(of, y, nearest) for y in clouds], 1)
         for clouds in ([image.of(cloud) for image in seen], [cloud @ image.left for image in seen])
     )
     found = dict(zip(COMPARED, own.unbind(-1), strict=True))
+    if len(some) < len(cloud):
+        found["rsa_error"] = torch.stack([rsa_errors(of, image.of(cloud)) for image in seen], 1)
     found |= {f"{name}_raw": raw[..., at] for at, name in enumerate(COMPARED)}
     found |= by_chance(cloud, of, seen, nearest, turns, seed) if len(turns) else {}
     found["rank"] = torch.stack([image.rank for image in seen], -1)
@@ -109,9 +126,12 @@ def by_chance(
     cloud: Float[Tensor, "n d"], of: Geometry, seen: "list[Image]", nearest: int, turns: Tensor, seed: int
 ) -> dict[str, Tensor]:
     """What the same heads keep of the cloud turned at random, and what random projections to as many dimensions keep."""
-    at_once = max(1, AT_ONCE // (len(seen[0].left) * len(cloud) ** 2))
+    at_once = max(1, AT_ONCE // (len(seen[0].left) * of.order.numel()))
+    single = [
+        Image(image.left.float(), image.basis.float(), image.sizes.float()) for image in seen
+    ]  # chance is coarser
     drawn = torch.cat([
-        torch.stack([kept(of, image.of(cloud @ Q.double()), nearest) for image in seen], 2) for Q in turns.split(at_once)
+        torch.stack([kept(of, image.of(cloud.float() @ Q), nearest) for image in single], 2) for Q in turns.split(at_once)
     ])  # fmt: skip
     found = {f"{name}_null": drawn[..., at].mean(0) for at, name in enumerate(COMPARED)}
     found |= {f"{name}_null_sd": drawn[..., at].std(0) for at, name in enumerate(COMPARED)}
@@ -123,7 +143,7 @@ def by_chance(
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """The images x̂A of a cloud by one operator of every head, A = U S Vᵀ = left · right, in float64.
+    """The images x̂A of a cloud by one operator of every head, A = U S Vᵀ = left · right.
 
     x̂ · left is q (times the scale), k or v itself. `basis` (U) are orthonormal columns that span what A reads, `sizes` (S) how
     much it stretches each; both are 0 beyond the rank of A, which may be less than the columns of `left`.
@@ -240,6 +260,7 @@ DISTORTION = Analysis(
         for name in KEPT
     }
     | {
+        "rsa_error": Field(OF_IMAGE, "standard error of rsa, where only some rows were looked at"),
         "collapse": Field(
             OF_IMAGE,
             "share of the variance of the cloud that the image cannot see: what lies outside the row space it reads",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -86,13 +86,13 @@ def fixed_point(
     chosen, kept = chosen_layers(trace.view, layers, times, iterations), tokens(trace, keep_massive)
     if control is not None:
         check_control(trace, control)
-    traces, rows = [trace] if control is None else [trace, control], []
+    traces = [trace] if control is None else [trace, control]
+    rows: list[dict[str, Tensor]] = []
     for one in traces:
         generator, counted = torch.Generator().manual_seed(seed), tokens(one, keep_massive)
         for layer in chosen:
-            rows.append(kernel(layer_map(one, layer), one.read_by(layer), counted, times, iterations, generator))
-            if progress is not None:
-                progress(len(rows), len(chosen) * len(traces))
+            hear = _counting(progress, 2 * iterations * len(rows), 2 * iterations * len(chosen) * len(traces))
+            rows.append(kernel(layer_map(one, layer), one.read_by(layer), counted, times, iterations, generator, hear))
     values = beside_control(_stacked(rows[: len(chosen)]), _stacked(rows[len(chosen) :]))
     tables = values.pop("turns")
     values |= chance(values["turn"], tables, permutations(len(kept), draws, seed)) if draws else {}
@@ -101,6 +101,12 @@ def fixed_point(
     settings = {"times": times, "iterations": iterations, "draws": draws, "seed": seed, "space": "raw"}
     settings |= {} if control is None else {"control": named(control)}
     return FIXED_POINT.answer(values, coords, provenance(trace, keep_massive) | settings)
+
+
+def _counting(progress: Callable[[int, int], None] | None, before: int, total: int) -> Callable[[], None]:
+    """Called once for every product with a Jacobian: so much of all of them is done."""
+    steps = count(before + 1)
+    return lambda: None if progress is None else progress(min(next(steps), total), total)
 
 
 def _stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -147,7 +153,7 @@ def layer_map(trace: Trace, layer: int) -> Map:
     ends = [*trace.where[1:], len(trace.steps) - 1]
     x, wanted = trace.read_by(layer), trace.points[ends[layer]]
     error = float((T(x) - wanted).detach().norm() / wanted.norm())
-    if not error < (1e-3 if x.dtype.itemsize >= 4 else 0.1):
+    if not error < (1e-3 if trace.view.dtype.itemsize >= 4 else 0.1):
         raise RheoscopeError(
             f"layer {layer} is no x + attention + MLP (off by {error:.1g}): its norms follow its sums, so its map is not in "
             "the View; type rs.trajectory(trace) for how far it moves the tokens"
@@ -156,14 +162,25 @@ def layer_map(trace: Trace, layer: int) -> Map:
 
 
 def kernel(
-    T: Map, x: Cloud, kept: Tensor, times: int, iterations: int, generator: torch.Generator
+    T: Map,
+    x: Cloud,
+    kept: Tensor,
+    times: int,
+    iterations: int,
+    generator: torch.Generator,
+    hear: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
-    """All numbers of one map at one cloud; `turns` is the table that its null is drawn from."""
+    """All numbers of one map at one cloud; `turns` is the table that its null is drawn from. `hear` is called at every product."""
     way = orbit(T, x, times)
     moved, size = (way[1] - way[0])[kept], way[0][kept]
     there = size.norm(dim=-1)
     start = torch.randn(x.shape, generator=generator).to(x)
-    forward, back = jacobian(T, x)
+    plain, back = jacobian(T, x)
+
+    def forward(v: Tensor) -> Tensor:
+        hear()
+        return plain(v)
+
     found = {
         "residual": moved.norm() / size.norm(),
         "residual_token": moved.norm(dim=-1) / torch.where(there > 0, there, 1),

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.space.pairs import distances, inner_products, upper
+from rheoscope.space.pairs import distances_between
 from rheoscope.space.ranks import ordered, ranked, unit_ranks
 
 COMPARED = ("spread", "neighbours", "trustworthiness", "continuity", "rsa", "cka")
@@ -16,35 +16,71 @@ AT_ONCE = 2**19
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """One cloud of n tokens, seen from inside; leading axes are those of many clouds.
+    """One cloud of n tokens, seen from m of its tokens (`rows`, all of them by default); leading axes are those of many clouds.
 
-    `pairs` are the distances of the n(n−1)/2 pairs, `ranks` their ranks, centred and of length 1; `order[i, j]` says how
-    many tokens are nearer to i than j (of equally near ones the earlier counts as nearer); `inner` are the inner products
-    around the mean, of length 1.
+    `pairs` are the distances of all pairs that one of the rows is in, `ranks` their ranks, centred and of length 1; `order[i, j]`
+    says how many tokens are nearer to row i than j (of equally near ones the earlier counts as nearer); `inner` are the inner
+    products around the mean of rows and tokens, of length 1.
     """
 
+    rows: Int[Tensor, " m"]
     pairs: Float[Tensor, "*t p"]
     ranks: Float[Tensor, "*t p"]
-    order: Float[Tensor, "*t n n"]
-    inner: Float[Tensor, "*t n n"]
+    order: Float[Tensor, "*t m n"]
+    inner: Float[Tensor, "*t m n"]
 
 
-def geometry(x: Float[Tensor, "*t n d"]) -> Geometry:
+def geometry(x: Float[Tensor, "*t n d"], rows: Int[Tensor, " m"] | None = None) -> Geometry:
     """The geometry of a cloud, or of many, in float64.
 
     >>> geometry(torch.tensor([[0.0], [1.0], [3.0]])).pairs.tolist()
     [1.0, 3.0, 2.0]
     """
-    inner = inner_products(x.double())
-    distance = distances(inner)
-    pairs = upper(distance)
-    return Geometry(pairs, unit_ranks(pairs), _order(distance), _unit(inner))
+    x = x.double()
+    rows = torch.arange(x.shape[-2], device=x.device) if rows is None else rows
+    x = x - x.mean(-2, keepdim=True)
+    inner = x[..., rows, :] @ x.mT
+    length = x.square().sum(-1)
+    distance = distances_between(inner, length[..., rows], length)
+    pairs = distance[..., pairs_of(rows, x.shape[-2])]
+    return Geometry(rows, pairs, unit_ranks(pairs), _order(distance, rows), _unit(inner))
+
+
+def pairs_of(rows: Int[Tensor, " m"], n: int) -> Bool[Tensor, "m n"]:
+    """Every pair that one of the rows is in, once.
+
+    >>> pairs_of(torch.tensor([0, 2]), 3).tolist()
+    [[False, True, True], [False, True, False]]
+    """
+    places = torch.arange(n, device=rows.device)
+    chosen = torch.zeros(n, dtype=torch.bool, device=rows.device).index_fill(0, rows, True)
+    return ~chosen | (places > rows[:, None])
 
 
 def kept(of: Geometry, clouds: Float[Tensor, "*t n e"], nearest: int) -> Float[Tensor, "*t 6"]:
     """What each of many images keeps of a cloud, some images at a time: the numbers of COMPARED."""
-    parts = clouds.flatten(0, -3).split(max(1, AT_ONCE // len(of.order) ** 2))
-    return torch.cat([compared(of, geometry(some), nearest) for some in parts]).unflatten(0, clouds.shape[:-2])
+    parts = clouds.flatten(0, -3).split(max(1, AT_ONCE // of.order.numel()))
+    return torch.cat([compared(of, geometry(some, of.rows), nearest) for some in parts]).unflatten(0, clouds.shape[:-2])
+
+
+def rsa_errors(of: Geometry, clouds: Float[Tensor, "*t n e"]) -> Float[Tensor, "*t"]:
+    """How far the `rsa` of each image may be off because only some rows were looked at: its standard error, 0 for all rows.
+
+    **Formula** a correlation of unit ranks a, b is a sum over rows of Σ_j a_j b_j; by its influence, Σ_j a_j b_j − ρ (a_j² + b_j²)/2,
+    rows vary around the whole, and m of n are drawn without replacement: variance m/(m − 1) (1 − m/n) Σ influence².
+    """
+    m, n = of.order.shape[-2:]
+    if m == n:
+        return clouds.new_zeros(clouds.shape[:-2], dtype=torch.float64)
+    row = torch.arange(m, device=of.rows.device)[:, None].expand(m, n)[pairs_of(of.rows, n)]
+    errors = []
+    for some in clouds.flatten(0, -3).split(max(1, AT_ONCE // of.order.numel())):
+        ranks = geometry(some, of.rows).ranks
+        rho = (ranks @ of.ranks)[..., None]
+        influence = ranks * of.ranks - rho * (ranks.square() + of.ranks.square()) / 2
+        of_row = ranks.new_zeros(len(ranks), m).index_add_(-1, row, influence)
+        errors.append((of_row.square().sum(-1) * m / (m - 1) * (1 - m / n)).sqrt())
+    return torch.cat(errors).unflatten(0, clouds.shape[:-2])
 
 
 def compared(of: Geometry, image: Geometry, nearest: int) -> Float[Tensor, "*t 6"]:
@@ -52,7 +88,7 @@ def compared(of: Geometry, image: Geometry, nearest: int) -> Float[Tensor, "*t 6
     both = (of.order < nearest) & (image.order < nearest)
     return torch.stack([
         spread(of, image),
-        both.sum((-2, -1)) / (nearest * of.order.shape[-1]),
+        both.sum((-2, -1)) / (nearest * len(of.rows)),
         1 - intruders(of, image, nearest),
         1 - intruders(image, of, nearest),
         image.ranks @ of.ranks,
@@ -73,15 +109,15 @@ def spread(of: Geometry, image: Geometry) -> Float[Tensor, "*t"]:
 
 def intruders(of: Geometry, image: Geometry, k: int) -> Float[Tensor, "*t"]:
     """How far those are, in `of`, that became neighbours in `image`: 0 none, 1 the farthest ones everywhere."""
-    n = of.order.shape[-1]
+    m, n = of.order.shape[-2:]
     beyond = torch.where(image.order < k, (of.order - k + 1).clamp(min=0), 0).sum((-2, -1))
-    return beyond * 2 / (n * k * (2 * n - 3 * k - 1))
+    return beyond * 2 / (m * k * (2 * n - 3 * k - 1))
 
 
-def _order(distance: Float[Tensor, "*t n n"]) -> Float[Tensor, "*t n n"]:
-    """How many tokens are nearer, of equally near ones the earlier; a token itself comes last."""
+def _order(distance: Float[Tensor, "*t m n"], rows: Int[Tensor, " m"]) -> Float[Tensor, "*t m n"]:
+    """How many tokens are nearer to a row, of equally near ones the earlier; a token itself comes last."""
     n = distance.shape[-1]
-    others = ~torch.eye(n, dtype=torch.bool, device=distance.device)
+    others = torch.arange(n, device=rows.device) != rows[:, None]
     near = ranked(distance, others)
     order = torch.where(others, near + (n - 2) / 2, n - 1)
     tied = near.square().sum(-1) < (n - 2) * (n - 1) * n / 12 - 0.25  # equal ranks are nearer to their mean
@@ -92,7 +128,7 @@ def _order(distance: Float[Tensor, "*t n n"]) -> Float[Tensor, "*t n n"]:
     return order
 
 
-def _unit(x: Float[Tensor, "*t n n"]) -> Float[Tensor, "*t n n"]:
+def _unit(x: Float[Tensor, "*t m n"]) -> Float[Tensor, "*t m n"]:
     """Of length 1; 0 stays 0."""
     size = x.norm(dim=(-2, -1), keepdim=True)
     return torch.where(size > 0, x / torch.where(size > 0, size, 1), 0)

@@ -63,7 +63,7 @@ class Plan:
 def plans(view: View, chosen: Chosen, M: str | None, F: str | None) -> list[Plan]:
     """What changes in every layer, by the names of what stands in the place of M and of F."""
     if M is None and F is None:
-        raise RheoscopeError("nothing to change; type M='symmetric' or F='symmetric' (in a shell --M symmetric)")
+        raise RheoscopeError("nothing to change; type M='symmetric' or F='symmetric'")
     relevance, content = named(M or "identity", RELEVANCE, "M"), named(F or "identity", CONTENT, "F")
     found = []
     for layer, some in chosen.items():

@@ -11,6 +11,7 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
 from rheoscope.space.share import exact
+from rheoscope.space.ticking import tick
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -37,6 +38,7 @@ def layers(trace: Trace, keep_massive: bool = False, least: int = 1) -> Iterator
     if not bool(torch.stack(trace.points.aminmax()).isfinite().all()):
         raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
     for layer in range(trace.view.layers):
+        tick(layer, trace.view.layers)
         yield read(trace, layer, at)
 
 

@@ -76,14 +76,14 @@ RELEVANCE: dict[str, Replacement] = {
     "skew_naive": Replacement(skew, "½(M(δ) − M(δ)ᵀ), not centred", centred=False),
     "at_zero": Replacement(at_zero, "M(0) at every offset"),
     "positive": Replacement(positive, "the positive part of ½(M + Mᵀ), without RoPE"),
-    "rank": Replacement(of_rank, "M(δ) on the leading singular vectors of M(0): type 'rank 8'"),
+    "rank": Replacement(of_rank, "M(δ) at rank {}, on the leading singular vectors of M(0)"),
 }
 """What stands in the place of M."""
 CONTENT: dict[str, Replacement] = {
     "identity": Replacement(lambda heads, own, rank: own, "F as it is"),
     "symmetric": Replacement(lambda heads, own, rank: own.symmetric(), "½(F + Fᵀ)"),
     "symmetric_naive": Replacement(lambda heads, own, rank: own.symmetric(), "½(F + Fᵀ), not centred", centred=False),
-    "rank": Replacement(content_of_rank, "the best copy of F of that rank: type 'rank 8'"),
+    "rank": Replacement(content_of_rank, "the best copy of F of rank {}"),
 }
 """What stands in the place of F."""
 
@@ -92,7 +92,7 @@ def named(name: str, table: dict[str, Replacement], what: str) -> Replacement:
     """A replacement by its name; 'rank 8' (or rank:8) has its rank behind it."""
     found = re.fullmatch(r"rank[ :=](\d+)", name)
     if found:
-        return replace(table["rank"], rank=int(found[1]))
+        return replace(table["rank"], rank=int(found[1]), says=table["rank"].says.format(found[1]))
     if name == "rank" or name not in table:
         known = ", ".join("'rank 8'" if one == "rank" else one for one in table)
         raise RheoscopeError(f"unknown replacement of {what}: {name!r}; type one of {known}")

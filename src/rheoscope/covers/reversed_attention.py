@@ -57,7 +57,12 @@ def reversed_attention(
     norm, received, pull = (torch.stack(each) for each in zip(*layers, strict=True))
     rank = norm.flatten().argsort(descending=True).argsort().reshape(norm.shape) + 1
     values = {"norm": norm, "rank": rank, "received": received, "pull": pull, "loss": loss}
-    coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads), "token": range(len(trace))}
+    coords = {
+        "layer": range(trace.view.layers),
+        "head": range(trace.view.heads),
+        "token": range(len(trace)),
+        "word": ("token", trace.tokens),
+    }
     return REVERSED_ATTENTION.answer(values, coords, {"target": wanted, "token": at} | trace.provenance)
 
 
@@ -123,18 +128,21 @@ def written_at(trace: Trace, layer: int) -> Step:
 
 
 def target_id(model: Model, target: str | int) -> int:
-    """A target as a token id; a text must be one token of the model's own."""
+    """A target as a token id; a text must be one token of the model's own, as it is typed, or with a space before it."""
     if isinstance(target, int):
         size = len(model.view.embed)
         if not 0 <= target < size:
             raise RheoscopeError(f"token ids lie in 0 to {size - 1}, got {target}; type an id of this model")
         return target
-    ids = spelled(model, target) if target else []
-    if len(ids) != 1:
+    readings = [spelled(model, text) for text in (target, f" {target.lstrip()}", target.strip()) if text.strip(" ")]
+    one = next((ids[0] for ids in readings if len(ids) == 1), None)
+    if one is None:
+        parts = " ".join(map(repr, model.words(readings[0]))) if readings else "none"
         raise RheoscopeError(
-            f"the target must be one token, {target!r} is {len(ids)}; type another word (most begin with a space), or a token id"
+            f"the target must be one token, {target!r} is {len(readings[0]) if readings else 0} ({parts}); type another word, "
+            "or the id of a token (#262 in a shell)"
         )
-    return ids[0]
+    return one
 
 
 def spelled(model: Model, text: str) -> list[int]:

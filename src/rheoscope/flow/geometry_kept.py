@@ -14,6 +14,7 @@ from rheoscope.space.components import mlp_at
 from rheoscope.space.pairs import distances, inner_products, upper
 from rheoscope.space.ranks import unit_ranks
 from rheoscope.space.share import exact, share
+from rheoscope.space.ticking import tick
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def erasures(trace: Trace, kept: list[int]) -> dict[str, Tensor]:
 
     last, heads, mlps = exact(trace.points[-1, kept]), [], []
     for layer in range(trace.view.layers):
+        tick(layer, trace.view.layers)
         made, end = trace.carried(layer).at(kept).exact(), mlp_at(trace, layer)
         heads.append(share(made.along(last - at(trace.middle[layer])).sum(-1), made.squares().sum(-1)))
         wrote = at(end) - at(end - 1)

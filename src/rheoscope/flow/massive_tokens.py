@@ -46,7 +46,12 @@ def massive_tokens(trace: Trace, times: float = 5.0, top: int = 3) -> "xarray.Da
     received = [trace.statistics(layer)["received"].mean(0)[at] / len(trace) for layer in range(trace.view.layers)]
     values = kernel(exact(trace.points), at, times, top) | {"sink_mass": torch.stack(received)}
     attributes = {"times": times, "tokens": [trace.tokens[i] for i in at], "n": len(trace)}
-    coords = {"point": [str(step) for step in trace.steps], "token": at, "layer": range(trace.view.layers)}
+    coords = {
+        "point": [str(step) for step in trace.steps],
+        "token": at,
+        "word": ("token", [trace.tokens[k] for k in at]),
+        "layer": range(trace.view.layers),
+    }
     return MASSIVE_TOKENS.answer(values, coords, attributes | trace.provenance)
 
 

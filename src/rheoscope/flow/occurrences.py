@@ -74,7 +74,7 @@ def placed(
     if not bool(x.isfinite().all()):
         raise RheoscopeError("the points of these sentences hold NaN or infinity; type dtype='float32'")
     centred = x.double() - x.double().mean(-2, keepdim=True)
-    rounding = 16 * torch.finfo(points.dtype).eps * x.double().norm(dim=-1)
+    rounding = 16 * torch.finfo(model.view.dtype).eps * x.double().norm(dim=-1)
     if space != "sphere":
         return centred, rounding
     length = centred.norm(dim=-1).clamp(min=1e-30)

@@ -37,8 +37,9 @@ def save(
     model, kept as card.json; `dtype="float16"` or `"bfloat16"` stores weights in half the space (they are float32 again
     when opened on a CPU).
 
-    **Laws** each file is written beside its name and then renamed; tied weights are stored once; what was saved opens
-    with the same logits, bit for bit, where the dtype is the same.
+    **Laws** a directory that holds others' files under these names is refused; each file is written beside its name and
+    then renamed; tied weights are stored once; what was saved opens with the same logits, bit for bit, where the dtype is
+    the same.
 
     >>> import tempfile, torch
     >>> from rheoscope.models.config import Config
@@ -48,12 +49,44 @@ def save(
     >>> torch.equal(again(torch.tensor([[1, 2, 3]])), model(torch.tensor([[1, 2, 3]])))
     True
     """
+    check_own(Path(directory))
+    return store(model, directory, tokenizer, card, dtype)
+
+
+def check_own(directory: Path) -> None:
+    """Refuse a directory that holds others' files under the names of a model's."""
+    there = next((name for name in (CONFIG, WEIGHTS, TOKENIZER, CARD) if (directory / name).exists()), None)
+    if there is not None and not ours(directory):
+        raise RheoscopeError(f"{directory} holds a {there} that Rheoscope did not write; type another directory")
+
+
+def ours(directory: Path) -> bool:
+    """Whether the config.json in a directory is that of a model of this project."""
+    try:
+        told = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and told.get("model_type") == "rheoscope"
+
+
+def store(
+    model: nn.Module,
+    directory: str | Path,
+    tokenizer: Any = None,
+    card: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
+) -> Path:
+    """As `save`, into a directory that is known to be free."""
     directory, stored = Path(directory), None if dtype is None else dtype_of(dtype, None)
     tensors = {name: x.detach().to(stored).contiguous().cpu() for name, x in own_tensors(model).items()}
     write_file(directory / WEIGHTS, lambda file: save_tensors(tensors, file))
     if tokenizer is not None:
-        told = Path(tokenizer).read_text() if isinstance(tokenizer, str | Path) else tokenizer.to_str(pretty=True)
-        write_file(directory / TOKENIZER, lambda file: file.write_text(told))
+        told = (
+            Path(tokenizer).read_text(encoding="utf-8")
+            if isinstance(tokenizer, str | Path)
+            else tokenizer.to_str(pretty=True)
+        )
+        write_file(directory / TOKENIZER, lambda file: file.write_text(told, encoding="utf-8"))
     if card is not None:
         write_file(directory / CARD, lambda file: file.write_text(json.dumps(card, indent=1, default=str) + "\n"))
     config: Any = model.config
@@ -139,7 +172,7 @@ def config_of(directory: str | Path) -> Config:
     if not file.is_file():
         raise RheoscopeError(f"{directory} holds no {CONFIG}; type the directory that a model was saved to")
     try:
-        told = json.loads(file.read_text())
+        told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RheoscopeError(f"{file} is no JSON ({str(error).splitlines()[0]}); get it again") from error
     if not isinstance(told, dict) or told.get("model_type") != "rheoscope":

@@ -26,6 +26,7 @@ from rheoscope.models.transformer import (
     apart,
 )
 from rheoscope.space.crossing import Crossing
+from rheoscope.space.half_precision import in_float32, words_in_float32
 from rheoscope.space.head import Heads, Norm
 from rheoscope.space.stages import Progress
 from rheoscope.space.step import EMBED, Step
@@ -54,16 +55,18 @@ def described(network: Any, tokenizer: Any, name: str, progress: Progress | None
 
 def view_of(description: Description, stack: Stack, unembed: nn.Linear | None, facts: dict[str, Any]) -> View:
     """The View of a stack; the encoder of a Translator has no unembedding."""
+    embed, read_out = words_in_float32(stack.embed.weight, None if unembed is None else unembed.weight.T)
     return View(
         blocks=description.blocks,
-        embed=stack.embed.weight,
+        embed=embed,
         embed_scale=stack.scale,
-        unembed=None if unembed is None else unembed.weight.T,
+        unembed=read_out,
         final_norm=description.final_norm,
         mlps=description.mlps,
         context=stack.config.context,
         facts=facts,
         crossing=description.crossing,
+        dtype=stack.embed.weight.dtype,
     )
 
 
@@ -85,7 +88,7 @@ def describe(stack: Stack, memory: Norm | None = None) -> Description:
     """Taps and operators of a stack, with cross attention where it reads a `memory` behind that norm."""
     blocks: list[Any] = list(stack.blocks)
     crossed = [] if memory is None else blocks
-    return Description(
+    own = Description(
         start=Tap(EMBED, blocks[0], "in"),
         layers=taps_of(blocks, stack.config, memory is not None),
         blocks=tuple(heads(block, stack) for block in blocks),
@@ -97,6 +100,7 @@ def describe(stack: Stack, memory: Norm | None = None) -> Description:
         crossing=tuple(Crossing(cross_heads(block), memory or Norm()) for block in crossed),
         crosses=tuple(block.cross for block in crossed),
     )
+    return in_float32(own)
 
 
 def taps_of(blocks: list[Any], config: Config, crossed: bool) -> tuple[tuple[Tap, ...], ...]:

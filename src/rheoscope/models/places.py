@@ -63,6 +63,7 @@ class LearnedTable(Places):
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(context, width))
+        nn.init.normal_(self.table, std=0.02)
 
     def embedded(self, x: Cloud, at: slice) -> Cloud:
         return x + self.table[at].to(x.dtype)

@@ -34,8 +34,11 @@ class Ours(Running):
     def decode(self, token: int) -> str:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
+    def piece(self, token: int) -> str:
+        return self.tokenizer.id_to_token(token) or ""
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Trained(Ours):
     """A Transformer of this project, its tokenizer, its description and its View. `rheoscope.load` makes one."""
 
@@ -46,7 +49,7 @@ class Trained(Ours):
         self.network.stack(ids, real)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Translating(Ours, Pairing):
     """A Translator of this project: its decoder as `view`, its encoder as `encoder`. `rheoscope.load` makes one.
 

@@ -28,6 +28,8 @@ LAST, BEFORE, PARTIAL = "last", "before", ".partial"
 OPTIMISER, PROGRESS, RECIPE, FIGURES, LOG = (
     "optimiser.safetensors", "progress.json", "recipe.json", "figures.json", "log.jsonl"
 )  # fmt: skip
+EXTENDED = "extended"
+"""Where `recipe.json` says that a run was given another number of steps, and when."""
 Say = Callable[[str], object]
 
 
@@ -46,7 +48,7 @@ def keep(
     partial, last, before = (out / name for name in (PARTIAL, LAST, BEFORE))
     with writing(out):
         shutil.rmtree(partial, ignore_errors=True)
-        checkpoint.save(model, partial, tokenizer)
+        checkpoint.store(model, partial, tokenizer)
         _save_optimisers(optimisers, partial / OPTIMISER)
         sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
         told = {"step": progress.step, "best": progress.best, "bytes": sizes}
@@ -61,7 +63,7 @@ def keep(
 def keep_best(out: Path, model: nn.Module, tokenizer: Path | None, step: int, figures: dict[str, float]) -> None:
     """The best model so far, where `rheoscope.load(out)` finds it, and its figures."""
     with writing(out):
-        checkpoint.save(model, out, tokenizer)
+        checkpoint.store(model, out, tokenizer)
         write_file(out / FIGURES, lambda file: file.write_text(json.dumps({"step": step} | figures) + "\n"))
 
 
@@ -154,24 +156,57 @@ def restore(folder: Path, model: nn.Module, optimisers: list[torch.optim.Optimiz
     return read_progress(folder)
 
 
-def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: Path | None) -> None:
-    """Store what a new run trains, or refuse to go on with another recipe or another vocabulary."""
+def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: Path | None) -> int:
+    """Store what a new run trains, or refuse to go on with another recipe or another vocabulary; gives the steps it was planned for.
+
+    Other steps than planned extend a run: `recipe.json` then says so, and at which step.
+    """
     file, now = out / RECIPE, json.loads(json.dumps(recipe))
     if folder is None:
-        if (out / checkpoint.WEIGHTS).exists() and not file.exists():
-            raise RheoscopeError(f"{out} holds a model that was not trained there; type another --out")
         with writing(out):
             write_file(file, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
-        return
-    held = json.loads(file.read_text()) if file.exists() else now
+        return int(now["steps"])
+    held = _kept_recipe(file) if file.exists() else now
     _same_vocabulary(folder, held["config"], now["config"], tokenizer)
+    same_recipe(out, held, now)
+    _extend(out, held, int(now["steps"]), read_progress(folder).step)
+    return int(held["steps"])
+
+
+def same_recipe(out: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on with another recipe than the one that is held, by the first setting that differs."""
+    now = json.loads(json.dumps(now))
     for before, after in ((held, now), (held["config"], now["config"])):
-        for name in sorted(set(before) | set(after) - {"config"}):
-            if name != "config" and before.get(name) != after.get(name):
+        for name in sorted((set(before) | set(after)) - {"config", "steps", EXTENDED}):
+            if before.get(name) != after.get(name):
                 raise RheoscopeError(
                     f"{out} holds a run with {name}={before.get(name)}, now {name}={after.get(name)}; "
                     "type the same recipe, or another --out"
                 )
+
+
+def _extend(out: Path, held: dict[str, Any], steps: int, at: int) -> None:
+    """Write down that a run that stands at a step now goes to another number of steps; the past cannot be undone."""
+    if steps == held["steps"]:
+        return
+    if steps <= at:
+        raise RheoscopeError(
+            f"{out} stands at step {at:,} of {held['steps']:,}, got --steps {steps}; type more than {at}"
+        )
+    now = held | {"steps": steps, EXTENDED: [*held.get(EXTENDED, []), {"at": at, "from": held["steps"], "to": steps}]}
+    with writing(out):
+        write_file(out / RECIPE, lambda to: to.write_text(json.dumps(now, indent=1) + "\n"))
+
+
+def _kept_recipe(file: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(file.read_text())
+        told["config"]["vocabulary"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = str(error).splitlines()[0]
+        raise RheoscopeError(f"{file} is no recipe of a run ({said}); type another --out, or remove {file}") from error
+    kept: dict[str, Any] = told
+    return kept
 
 
 def _same_vocabulary(folder: Path, held: dict[str, Any], now: dict[str, Any], tokenizer: Path | None) -> None:
@@ -181,7 +216,7 @@ def _same_vocabulary(folder: Path, held: dict[str, Any], now: dict[str, Any], to
             "type the data of that run, or another --out"
         )
     own = folder / checkpoint.TOKENIZER
-    if tokenizer is not None and own.is_file() and own.read_text() != Path(tokenizer).read_text():
+    if tokenizer is not None and own.is_file() and own.read_bytes() != Path(tokenizer).read_bytes():
         raise RheoscopeError(
             f"{folder} was trained with other tokens than those of {tokenizer}; type the data of that run, or another --out"
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.files import whole_file
+from rheoscope.files import made, whole_file
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ TEXTS_AT_ONCE = 32
 
 @contextmanager
 def filling(out: Path) -> Iterator[None]:
-    """Around the writing of a corpus: the directory exists, and a full disk is told in one line."""
+    """Around the writing of a corpus: the directory exists, a full disk is told in one line, and what was made for nothing goes."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        yield
+        with made(out):
+            yield
     except OSError as error:
         raise RheoscopeError(
             f"cannot write the corpus to {out}: {error.strerror or error}; free some space, or type another directory"
@@ -55,7 +55,7 @@ def write_tokenizer(out: Path, tokenizer: "Tokenizer") -> None:
     """tokenizer.json, the first file to be written: from here until the new corpus.json nobody may open the directory."""
     (out / MANIFEST).unlink(missing_ok=True)
     with whole_file(out / TOKENIZER) as file:
-        file.write_text(tokenizer.to_str(pretty=True))
+        file.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
 def write_manifest(out: Path, kind: str, tokenizer: "Tokenizer", files: Iterable[Path], parts: dict[str, Any]) -> None:

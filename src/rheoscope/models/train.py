@@ -24,7 +24,9 @@ from rheoscope.files import write_file
 from rheoscope.models import state
 from rheoscope.models.optimiser import optimisers, rate_at
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.run_directory import check_out
 from rheoscope.models.state import Progress, Say
+from rheoscope.models.stopping import between_steps
 from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
@@ -38,6 +40,8 @@ Piece = tuple[Int[Tensor, "_ s"], Int[Tensor, "_ t"]]
 
 READ_EVERY = 10
 """Steps after which the loss is read from a GPU, which has to wait for it."""
+SLOW = 2.0
+"""Seconds of a step from which on a person who typed Ctrl-C is told what is waited for."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,10 @@ def train(
     **Laws** a run that is killed at any moment and started again ends with the same weights, bit for bit on a CPU; two
     processes under `torchrun` take the same steps as one; `out` always holds the best whole model so far.
 
-    **Resume** call it again with the same `out`; another recipe or vocabulary is refused. **Logs** `out/log.jsonl`, a line
+    **Resume** call it again with the same `out`; another recipe or vocabulary is refused. A run goes on from its last
+    evaluation, after Ctrl-C from the very step. With other `steps` it is extended: from where it stands the rate follows the
+    schedule of the new number, which `say` tells; it ends as a run of that many from the start would only where both schedules
+    are the same so far (`wsd` before it falls). **Logs** `out/log.jsonl`, a line
     each time something is measured; `tell` gets the same and every step, `say` what a person should know, as a sentence.
 
     >>> import tempfile, pathlib
@@ -100,7 +107,7 @@ def train(
         model = build(recipe.config).to(place.device)
         made = optimisers(model, recipe)
         progress = _begin(recipe, out, model, made, place, tokenizer, say or _silent)
-        run = Run(recipe, task, out, tokenizer, model, made, place, tell or _silent)
+        run = Run(recipe, task, out, tokenizer, model, made, place, tell or _silent, say or _silent)
         return run.go_on(progress, compiled if compiled is not None else place.device.type == "cuda")
 
 
@@ -118,15 +125,33 @@ def _begin(
     say: Say,
 ) -> Progress:
     """The run is checked or stored, then every process stands where it stood."""
+    planned = recipe.steps
     if place.first:
-        state.same_run(out, state.found(out, say), recipe.told(), tokenizer)
+        check_out(out, recipe.told())
+        planned = state.same_run(out, state.found(out, say), recipe.told(), tokenizer)
         state.tidy(out)
     place.wait()
     held = state.found(out)
     progress = Progress() if held is None else state.restore(held, model, made, recipe.config)
     if place.first and 0 < progress.step < recipe.steps:
         say(f"going on with {out} at step {progress.step:,} of {recipe.steps:,}")
+    if place.first and planned != recipe.steps:
+        say(extended(replace(recipe, steps=planned), recipe, progress.step))
     return progress
+
+
+def extended(before: Recipe, now: Recipe, step: int) -> str:
+    """What another number of steps does to the rate of a run that stands at a step, in words.
+
+    >>> from rheoscope.models.recipes import tiny
+    >>> extended(tiny(), tiny().but(steps=400), 200)[:65]
+    'planned for 200 steps, now for 400: the rate goes on by the sched'
+    """
+    told = f"planned for {before.steps:,} steps, now for {now.steps:,}: the rate goes on by the schedule of {now.steps:,} steps"
+    if all(rate_at(before, at) == rate_at(now, at) for at in range(step)):
+        return f"{told}, which is the same so far: it ends as if it had been planned so"
+    was, will = rate_at(before, step - 1), rate_at(now, step)
+    return f"{told}, at {will:.2g} after {was:.2g}, and ends elsewhere than {now.steps:,} steps from the start would"
 
 
 @dataclass(frozen=True)
@@ -141,24 +166,39 @@ class Run:
     optimisers: list[torch.optim.Optimizer]
     place: Place
     tell: Tell
+    say: Say
 
     def go_on(self, progress: Progress, compiled: bool) -> Figures:
-        """From where it stands to the last step."""
+        """From where it stands to the last step; who types Ctrl-C keeps the step that is being made."""
         log = Log(self.out, progress.step) if self.place.first else None
         objective = self._objective(compiled)
-        began, since = time.perf_counter(), progress.step
-        for done in range(progress.step + 1, self.recipe.steps + 1):
-            loss = self.step(objective, done - 1)
-            measured = done % self.recipe.evaluate_every == 0 or done == self.recipe.steps
-            line: Figures = {"step": done, **self._read(loss, done, measured)}
-            if measured:
-                seconds = time.perf_counter() - began
-                line["tokens per second"] = (done - since) * self.recipe.batch * self.recipe.context / seconds
-                line, progress = self._measured(line, progress, log)
-                began, since = time.perf_counter(), done
-            self.tell(line)
+        began, since, done = time.perf_counter(), progress.step, progress.step
+        with between_steps(lambda: self._heard(began, done - since)) as asked:
+            for done in range(progress.step + 1, self.recipe.steps + 1):
+                loss = self.step(objective, done - 1)
+                measured = done % self.recipe.evaluate_every == 0 or done == self.recipe.steps
+                line: Figures = {"step": done, **self._read(loss, done, measured)}
+                if measured:
+                    seconds = time.perf_counter() - began
+                    line["tokens per second"] = (done - since) * self.recipe.batch * self.recipe.context / seconds
+                    line, progress = self._measured(line, progress, log)
+                    began, since = time.perf_counter(), done
+                self.tell(line)
+                if asked():
+                    self._stop(done, progress)
         self.place.wait()
         return state.best_figures(self.out)
+
+    def _stop(self, done: int, progress: Progress) -> None:
+        """Keep the step that was just made, with the best loss so far, and end."""
+        if self.place.first and done > progress.step:
+            state.keep(self.out, self.model, self.optimisers, Progress(done, progress.best), self.tokenizer)
+        raise KeyboardInterrupt
+
+    def _heard(self, began: float, steps: int) -> None:
+        """Where a step takes long, a person hears that it is finished first."""
+        if self.place.first and time.perf_counter() - began > SLOW * (steps + 1):
+            self.say("stopping after this step, to keep it; Ctrl-C again stops at once")
 
     def step(self, objective: nn.Module, step: int) -> torch.Tensor:
         """One step of the optimisers; gives this process's share of the loss per token."""

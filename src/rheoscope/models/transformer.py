@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,7 +24,7 @@ from rheoscope.attention.modules import Attention
 from rheoscope.attention.position import Position, Turn
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
-from rheoscope.models.places import PLACES, LearnedTable
+from rheoscope.models.places import PLACES
 from rheoscope.shapes import RheoscopeError
 
 Ids = Int[Tensor, "b n"]
@@ -56,10 +57,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.stack = Stack(config, causal=config.form == "decoder")
-        self.unembed = Linear(config.width, config.vocabulary, bias=False)
-        if config.tied:
-            self.unembed.weight = self.stack.embed.weight
-        initialise(self)
+        self.unembed = unembedding(config, self.stack.embed)
+        calm_writers(self)
 
     def forward(
         self, ids: Ids, padding: Bool[Tensor, "b n"] | None = None, cache: GenerationCache | None = None
@@ -85,10 +84,8 @@ class Translator(nn.Module):
         self.encoder = Stack(config, causal=False)
         self.decoder = Stack(config, causal=True, crossed=True)
         self.decoder.embed.weight = self.encoder.embed.weight
-        self.unembed = Linear(config.width, config.vocabulary, bias=False)
-        if config.tied:
-            self.unembed.weight = self.encoder.embed.weight
-        initialise(self)
+        self.unembed = unembedding(config, self.encoder.embed)
+        calm_writers(self)
 
     def forward(
         self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], real: Bool[Tensor, "b s"] | None = None
@@ -305,40 +302,42 @@ def norm(config: Config) -> nn.Module:
     return nn.LayerNorm(config.width, eps=config.eps, bias=config.bias)
 
 
+SPREAD = 0.02
+"""Standard deviation of initial weights (GPT-2)."""
+
+
 @final
 class Linear(nn.Linear):
-    """Torch's, but that `initialise` alone draws its weights."""
+    """Torch's, but that it starts as GPT-2's do: N(0, .02²), biases 0."""
 
     def reset_parameters(self) -> None:
-        pass
+        nn.init.normal_(self.weight, std=SPREAD)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 @final
 class Embedding(nn.Embedding):
-    """Torch's, but that `initialise` alone draws its weights."""
+    """Torch's, but that it starts as GPT-2's do: N(0, .02²)."""
 
     def reset_parameters(self) -> None:
-        pass
+        nn.init.normal_(self.weight, std=SPREAD)
 
 
-def initialise(model: nn.Module) -> None:
-    """N(0, .02²) for every matrix, 0 for every bias (GPT-2), each drawn once, tied ones too.
+def unembedding(config: Config, embedding: nn.Embedding) -> Linear:
+    """Points to logits: the embedding itself where the two are tied."""
+    made = Linear(config.width, config.vocabulary, bias=False, device="meta" if config.tied else None)
+    if config.tied:
+        made.weight = embedding.weight
+    return made
 
-    What writes to the stream starts smaller, by 1/√(number of writers): the stream's size does not grow with depth.
-    """
-    blocks = [m for m in model.modules() if isinstance(m, SelfAttention | CrossAttention | FFN | GatedFFN)]
-    smaller = {id(block.write.weight): 1 / math.sqrt(len(blocks)) for block in blocks}
-    drawn = {
-        id(matrix): matrix
-        for m in model.modules()
-        if isinstance(m, nn.Linear | nn.Embedding | LearnedTable)
-        for matrix in [m.table if isinstance(m, LearnedTable) else m.weight]
-    }
-    for key, matrix in drawn.items():
-        nn.init.normal_(matrix, std=0.02 * smaller.get(key, 1))
-    for m in model.modules():
-        if isinstance(m, nn.Linear) and m.bias is not None:
-            nn.init.zeros_(m.bias)
+
+@torch.no_grad()
+def calm_writers(model: nn.Module) -> None:
+    """What writes to the stream starts smaller, by 1/√(number of writers): the stream's size does not grow with depth."""
+    writers = [m.write for m in model.modules() if isinstance(m, SelfAttention | CrossAttention | FFN | GatedFFN)]
+    for writer in writers:
+        writer.weight.mul_(1 / math.sqrt(len(writers)))
 
 
 def parameter_count(model: nn.Module, embedding: bool = True) -> int:

@@ -199,8 +199,23 @@ def _tokenizer(source: str | Path, revision: str | None, here: bool) -> Any:
         return None  # transformers would make an empty one
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False, local_files_only=here)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    except Exception:  # the libraries raise what they like, Exception itself among it
+        _check_tokenizer(directory / "tokenizer.json")
+        return None  # a tokenizer that this installation cannot run: token ids will do
+
+
+def _check_tokenizer(file: Path) -> None:
+    """Refuse a tokenizer.json that is none; without the file, token ids are read."""
+    from tokenizers import Tokenizer
+
+    if not file.is_file():
+        return
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises Exception itself
+        raise RheoscopeError(
+            f"{file} is no tokenizer.json ({error}); get it again, or remove it to read token ids"
+        ) from error
 
 
 def _check_directory(directory: Path, weights: bool) -> None:
@@ -225,7 +240,7 @@ def _check_directory(directory: Path, weights: bool) -> None:
 def _json(file: Path) -> dict[str, Any]:
     """What a JSON file holds; nothing where it cannot be read (transformers says why, later)."""
     try:
-        told = json.loads(file.read_text())
+        told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}

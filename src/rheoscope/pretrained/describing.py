@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rheoscope.pretrained.families import family_of
 from rheoscope.pretrained.running import Pretrained
+from rheoscope.space.half_precision import in_float32, words_in_float32
 from rheoscope.space.stages import Progress
 from rheoscope.space.view import View
 from rheoscope.space.weights import check_weights, fingerprint
@@ -16,19 +17,21 @@ def described(network: Any, tokenizer: Any, name: str, progress: Progress | None
     """The model with its View, not yet certified."""
     family = family_of(network.config)
     check_weights(network)
-    description = family.describe(network)
+    description = in_float32(family.describe(network))
     unembed = None if description.encoder else network.get_output_embeddings()
+    embed, read_out = words_in_float32(description.embed.weight, None if unembed is None else unembed.weight.T)
     view = View(
         blocks=description.blocks,
-        embed=_through(description.embed.weight, description.into),
+        embed=_through(embed, description.into),
         embed_scale=_scale(description.embed),
-        unembed=None if unembed is None else _through(description.out_of, unembed.weight.T),
+        unembed=None if read_out is None else _through(description.out_of, read_out),
         unembed_bias=None if unembed is None else getattr(unembed, "bias", None),
         final_norm=description.final_norm,
         mlps=description.mlps,
         context=_context(network.config),
         logit_cap=getattr(network.config, "final_logit_softcapping", None),
         facts=facts(network, family, name, progress),
+        dtype=description.embed.weight.dtype,
     )
     return Pretrained(network, tokenizer, description, view)
 

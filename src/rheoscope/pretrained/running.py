@@ -13,7 +13,7 @@ from rheoscope.space.model import Edits
 from rheoscope.space.running import Running
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pretrained(Running):
     """A Hugging Face model, its tokenizer, its description and its View. `rheoscope.load` makes one."""
 
@@ -21,8 +21,8 @@ class Pretrained(Running):
         logits = getattr(self.network(**_inputs(ids, real)), "logits", None)
         if logits is None or logits.shape[-1] != len(self.view.embed):
             raise RheoscopeError(
-                f"{type(self.network).__name__} has no unembedding, so there are no logits; type model.trace(text), "
-                "or load the checkpoint of a language model"
+                f"{type(self.network).__name__} has no unembedding, so there are no logits; "
+                "type the name of a language model"
             )
         return logits
 
@@ -37,6 +37,9 @@ class Pretrained(Running):
 
     def decode(self, token: int) -> str:
         return self.tokenizer.decode([token])
+
+    def piece(self, token: int) -> str:
+        return self.tokenizer.convert_ids_to_tokens(token) or ""
 
 
 def _inputs(ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> dict[str, Any]:

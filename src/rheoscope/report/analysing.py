@@ -9,13 +9,31 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from rheoscope.catalogue import TABLE, analysis
-from rheoscope.report import command
+from rheoscope.report import command, pieces
+from rheoscope.report.console import console
 from rheoscope.report.jobs import job_of
-from rheoscope.report.options import Csv, Device, Dtype, Explain, File, Html, Json, ModelName, Text, Untrained
+from rheoscope.report.long_texts import cut
+from rheoscope.report.options import (
+    Csv,
+    Device,
+    Dtype,
+    Explain,
+    File,
+    First,
+    Html,
+    Json,
+    ModelName,
+    Text,
+    Untrained,
+    Window,
+)
 from rheoscope.report.progress import opened
+from rheoscope.report.telling import Cell, Table
+from rheoscope.report.terminal import Terminal
 from rheoscope.report.texts import text_of
 from rheoscope.report.typed import heads_of, labels_of, numbers_of, texts_of, token_of
 from rheoscope.space.analysis import Analysis
+from rheoscope.space.given import without_none
 from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
 
@@ -43,7 +61,7 @@ def option_of(name: str, hint: Any) -> Option | None:
     >>> option_of("words", dict | str | None).typed
     str | None
     """
-    optional, plain = _without_none(hint)
+    optional, plain = without_none(hint)
     if name == "heads":
         return Option(str | None, lambda _, typed, model: heads_of(typed, model.view))
     if name == "labels":
@@ -64,14 +82,6 @@ def option_of(name: str, hint: Any) -> Option | None:
             str | None, lambda option, typed, model: None if typed is None else numbers_of(typed, number, option)
         )
     return None
-
-
-def _without_none(hint: Any) -> tuple[bool, Any]:
-    """Whether it may be None, and what it is else."""
-    if get_origin(hint) not in (Union, UnionType):
-        return False, hint
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    return len(parts) < len(get_args(hint)), Union[tuple(parts)] if len(parts) > 1 else parts[0]  # noqa: UP007
 
 
 def _number_in(hint: Any) -> Callable[[str], Any] | None:
@@ -100,6 +110,8 @@ def options_of(asked: Analysis) -> dict[str, Option]:
 
 COMMON: dict[str, Any] = {
     "file": File,
+    "first": First,
+    "window": Window,
     "model": ModelName,
     "explain": Explain,
     "json": Json,
@@ -109,19 +121,23 @@ COMMON: dict[str, Any] = {
     "dtype": Dtype,
 }
 
+OF_TEXTS = ("file", "first", "window")
+
 
 def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None]:
     """A function whose signature says what can be typed, as typer reads it."""
 
     def run(**typed: Any) -> None:
-        files = command.Files(typed["json"], typed["csv"], typed["html"])
-        said = text_of(typed["text"], typed["file"]) if asked.reads_text else None
+        files = command.Files(typed["json"], typed["csv"], typed["html"], typed.get("file"))
+        said = text_of(typed["text"], typed["file"], typed["first"]) if asked.reads_text else None
         named = typed["model"], typed["device"], typed["dtype"]
         model = opened(*named)
         settings = {name: option.read(name, typed[name], model) for name, option in options.items()}
+        parts = None if said is None else cut(model, said, typed["first"], typed["window"])
         if control is not None and typed["untrained"]:
-            settings["control"] = control(opened(*named, untrained=True), said)
-        command.run(job_of(asked.name), model, said, settings, files, explain=typed["explain"])
+            pieces.refuse_several(parts, "--untrained")
+            settings["control"] = control(opened(*named, untrained=True), None if parts is None else parts.texts[0])
+        pieces.run(job_of(asked.name), model, parts, settings, files, explain=typed["explain"])
 
     control = _control(asked)
     parameters = {"text": _parameter("text", Text, None)} if asked.reads_text else {}
@@ -134,7 +150,7 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
     if control is not None:
         parameters["untrained"] = _parameter("untrained", Untrained, False)
     for name, hint in COMMON.items():
-        if name not in parameters and (name != "file" or asked.reads_text):
+        if name not in parameters and (name not in OF_TEXTS or asked.reads_text):
             parameters[name] = _parameter(name, hint, False if name == "explain" else None)
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {name: one.annotation for name, one in parameters.items()}
@@ -142,12 +158,12 @@ def _function(asked: Analysis, options: dict[str, Option]) -> Callable[..., None
     return run
 
 
-def _control(asked: Analysis) -> Callable[[Model, str | None], Any] | None:
+def _control(asked: Analysis) -> Callable[[Model, Any], Any] | None:
     """From the untrained model and the text to the setting `control`, where there is one."""
-    kind = _without_none(asked.settings["control"].annotation)[1] if "control" in asked.settings else None
-    made: dict[Any, Callable[[Model, str | None], Any]] = {
+    kind = without_none(asked.settings["control"].annotation)[1] if "control" in asked.settings else None
+    made: dict[Any, Callable[[Model, Any], Any]] = {
         Model: lambda model, said: model,
-        Trace: lambda model, said: model.trace(said or ""),
+        Trace: lambda model, said: model.trace(said),
     }
     return made.get(kind)
 
@@ -158,14 +174,9 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
 
 def show_catalogue() -> None:
     """Every analysis, a row each."""
-    from rich.console import Console
-
-    from rheoscope.report.telling import Cell, Table
-    from rheoscope.report.terminal import Terminal
-
     rows = [[Cell(one.name), Cell(one.needs), Cell(one.question)] for one in map(analysis, TABLE)]
     header = [Cell("analysis"), Cell("needs"), Cell("what it asks")]
-    Terminal(Console(highlight=False), []).table(Table("", header, rows, frozenset({0, 1, 2})))
+    Terminal(console(), []).table(Table("", header, rows, frozenset({0, 1, 2})))
 
 
 def show_usage() -> None:

@@ -3,14 +3,18 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
+LONGEST = 200
+"""Letters of an error that a line can carry."""
 Words = Callable[[Sequence[int]], list[str]]
 Found = dict[str, "xarray.Dataset"]
 
@@ -20,8 +24,9 @@ class Answers:
     """A model (its `view`, and `words` for token ids), the text (`trace`, None where weights alone were asked), and the answers.
 
     `found` are Datasets under their keys: the name of the analysis, with a word behind it where it was asked more than once.
-    `left_out` says why an analysis has no answer. `nulls` is False where they were left out to be fast. `controls` are the same
-    text in the same architecture at initial weights, as far as they were asked.
+    `left_out` says why an analysis has no answer, `failed` which of them have none by a fault of the program. `nulls` is False
+    where they were left out to be fast. `controls` are the same text in the same architecture at initial weights, as far as they
+    were asked.
     """
 
     view: View
@@ -29,6 +34,7 @@ class Answers:
     trace: Trace | None
     found: Found = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
     nulls: bool = True
     controls: tuple["Answers", ...] = ()
 
@@ -45,6 +51,14 @@ class Answers:
 
     def without(self, key: str, reason: str) -> "Answers":
         return replace(self, left_out=self.left_out | {key: reason})
+
+    def after(self, key: str, error: Exception) -> "Answers":
+        """The same without an answer that ended in an error: refused with a reason, or failed by a fault of the program."""
+        if isinstance(error, RheoscopeError):
+            return self.without(key, str(error))
+        said = shorten(f"{type(error).__name__}: {error}", LONGEST, placeholder=" …")
+        failed = replace(self, failed=tuple(dict.fromkeys((*self.failed, key))))
+        return failed.without(key, f"a fault of the program ({said}); please report it")
 
     def untrained(self, name: str, value: Callable[["xarray.Dataset"], float]) -> list[float]:
         """A number of every control that has it."""

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from rheoscope.catalogue import TABLE
+from rheoscope.files import check_free
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Subject, ask
 from rheoscope.report.drawing import picture_of
@@ -13,7 +14,7 @@ from rheoscope.report.jobs import JOBS, Job
 from rheoscope.report.page import Page
 from rheoscope.report.plot.compared import picture as picture_compared
 from rheoscope.report.tell import layers, text
-from rheoscope.report.telling import Block, Drawing, Facts, Lines, Questions, Table, Tokens
+from rheoscope.report.telling import Block, Drawing, Facts, Lines, Questions, Table, Tokens, named
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace
@@ -22,8 +23,8 @@ from rheoscope.space.trace import Trace
 def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw") -> str:
     """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
 
-    **Gives** the sentence "wrote …", or "replaced …" where there was a file of that name: nothing is overwritten in
-    silence.
+    **Gives** the sentence "wrote …", or "replaced …" where there was a report of that name, and behind it the names of analyses
+    that failed, where there are any. A file that Rheoscope did not write is never overwritten.
 
     **Holds** the text as tokens, a row a layer, what each layer says comes next, up to five findings that beat their nulls, the
     heads as operators, and the picture of every analysis of a text that is not dear (`rs.analyses()` lists them all), maps of
@@ -42,9 +43,11 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
             f"a report is about one Trace, got {type(trace).__name__}; type one of them, as traces[0] or linked.target"
         )
     check_made_by(model, trace)
+    check_free(Path(path))
     job = JOBS["flow"]
     answers = ask(Subject(model, trace.text or trace.ids, trace), job.asks({"space": space}))
-    return page_of(job, answers).save(Path(path))
+    failed = "".join(f"; {name} failed, {answers.left_out[name]}" for name in answers.failed)
+    return page_of(job, answers).save(Path(path)) + failed
 
 
 def page_of(job: Job, answers: Answers) -> Page:
@@ -67,18 +70,9 @@ def compared_page(job: Job, first: Answers, second: Answers) -> Page:
         blocks.append(Drawing(picture_compared(first, second)))
     for name, answers in (("text 1", first), ("text 2", second)):
         told = [block for one in job.tells if one.blocks is not layers.blocks for block in one.blocks(answers)]
-        blocks += [
-            _named(block, f" ({name})") for block in (*joined(told), *drawings(answers), *text.left_out(answers))
-        ]
+        blocks += [named(block, f" ({name})") for block in (*joined(told), *drawings(answers), *text.left_out(answers))]
         blocks.append(text.provenance(answers, f"Where the numbers of {name} come from"))
     return drawn(page, blocks)
-
-
-def _named(block: Block, after: str) -> Block:
-    """The same block, its heading telling which text it is about."""
-    if isinstance(block, Drawing):
-        return Drawing(replace(block.picture, title=block.picture.title + after))
-    return replace(block, heading=block.heading + after)
 
 
 def drawings(answers: Answers) -> list[Drawing]:

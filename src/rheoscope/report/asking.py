@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis
 from rheoscope.report.answers import Answers
-from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
+from rheoscope.space.ticking import hearing
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def ask(
     tell: Tell | None = None,
     by: "Answering | None" = None,
 ) -> Answers:
-    """Ask everything; an analysis that refuses this text is left out, with its reason.
+    """Ask everything; an analysis that refuses this text, or fails, is left out with its reason and takes no other with it.
 
     `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
     `controls` make the same text in untrained models; they are asked what `CONTROLLED` says, without nulls, in a thread of their own.
@@ -98,7 +98,7 @@ def ask(
         for one in asks:
             so_far = _asked(subject, one, so_far, tell, by or answer)
             if one.name in known:
-                so_far = replace(so_far, controls=tuple(answers for _, answers in known[one.name].result()))
+                so_far = _with_controls(so_far, known[one.name])
             hear(so_far)
     return so_far
 
@@ -149,15 +149,22 @@ def _further(before: "Future[Known]", one: Ask, controls: Beside) -> Known:
 def _asked(subject: Subject, one: Ask, so_far: Answers, tell: Tell | None, by: "Answering") -> Answers:
     try:
         keyed = one.keyed(so_far)
-    except RheoscopeError as error:
-        return so_far.without(one.name, str(error))
+    except Exception as error:
+        return so_far.after(one.name, error)
     for key, settings in keyed.items():
         progress = None if tell is None else tell(key)
         try:
             so_far = so_far.with_answer(key, by(subject, one.name, settings, so_far.nulls, progress))
-        except RheoscopeError as error:
-            so_far = so_far.without(key, str(error))
+        except Exception as error:  # whatever it is, the other answers are not lost with it
+            so_far = so_far.after(key, error)
     return so_far
+
+
+def _with_controls(so_far: Answers, known: "Future[Known]") -> Answers:
+    try:
+        return replace(so_far, controls=tuple(answers for _, answers in known.result()))
+    except Exception as error:
+        return so_far.after("the untrained control", error)
 
 
 def answer(
@@ -169,4 +176,5 @@ def answer(
     settings = settings if nulls or "draws" not in asked.settings else settings | {"draws": 0}
     if progress is not None and asked.tells_progress:
         settings = settings | {"progress": progress}
-    return asked.ask(**given | settings)
+    with hearing(None if asked.tells_progress else progress):
+        return asked.ask(**given | settings)

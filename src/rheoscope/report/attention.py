@@ -1,18 +1,17 @@
 """The survey of mechanisms as a terminal table, as JSON and as a page."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.survey import Surveyed, cloud, survey
-from rheoscope.files import write_file
+from rheoscope.files import check_outputs
+from rheoscope.report.console import console
+from rheoscope.report.json_file import write_json
 from rheoscope.report.page import Page, png, save
-from rheoscope.report.telling import Cell
+from rheoscope.report.telling import Cell, Lines, Table, cells
+from rheoscope.report.terminal import Terminal
 from rheoscope.shapes import RheoscopeError
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def domain_words(row: Surveyed) -> str:
@@ -21,29 +20,26 @@ def domain_words(row: Surveyed) -> str:
     return ", ".join(word for word in words if word) or "any"
 
 
-def terminal_table(rows: list[Surveyed]) -> "Table":
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("mechanism", "score or weight", "domain", "laws", "runs as"):
-        table.add_column(column, no_wrap=column == "mechanism", overflow="fold")
+def terminal_table(rows: list[Surveyed]) -> Table:
+    """A row a mechanism: what it is, where it is defined, its laws, how it runs."""
+    told = []
     for row in rows:
-        laws = f"[green]{row.kept}/{len(row.violations)}[/]"
-        if row.broken:
-            laws = f"[red]{row.kept}/{len(row.violations)}, broken: {', '.join(row.broken)}[/]"
-        table.add_row(f"[bold]{row.named.name}[/]", escape(row.named.formula), domain_words(row), laws, row.choice.name)
-    return table
+        laws = f"{row.kept}/{len(row.violations)}" + f", broken: {', '.join(row.broken)}" * bool(row.broken)
+        kept = Cell(laws, style="red" if row.broken else "green")
+        named = Cell(row.named.name, style="bold")
+        told.append([named, Cell(row.named.formula), Cell(domain_words(row)), kept, Cell(row.choice.name)])
+    header = cells(["mechanism", "score or weight", "domain", "laws", "runs as"])
+    return Table("Mechanisms of attention", header, told, frozenset(range(len(header))))
 
 
-def reasons(rows: list[Surveyed], explain: bool) -> str:
+def reasons(rows: list[Surveyed], explain: bool) -> list[str]:
     """Why each lowering is taken, one line a reason with the mechanisms that it holds for; `explain` adds why not."""
     if explain:
-        return "\n".join(f"[bold]{row.named.name}[/] {row.choice}" for row in rows)
+        return [f"{row.named.name} {row.choice}" for row in rows]
     groups: dict[str, list[str]] = {}
     for row in rows:
-        groups.setdefault(f"[bold]{row.choice.name}[/]: {row.choice.why}", []).append(row.named.name)
-    return "\n".join(f"{why} [dim]({', '.join(names)})[/]" for why, names in groups.items())
+        groups.setdefault(f"{row.choice.name}: {row.choice.why}", []).append(row.named.name)
+    return [f"{why} ({', '.join(names)})" for why, names in groups.items()]
 
 
 def as_json(rows: list[Surveyed]) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def page(rows: list[Surveyed], picture: bytes, tokens: int) -> Page:
         "the five; its laws were checked on the cloud of the picture when this page was made."
     )
     caption = "Shade: the score that a key at that place would get. Area: the weight of each token. Ring: the query."
-    cells: list[list[str | Cell]] = [
+    body: list[list[str | Cell]] = [
         [
             row.named.name,
             row.named.formula,
@@ -98,7 +94,7 @@ def page(rows: list[Surveyed], picture: bytes, tokens: int) -> Page:
     return (
         Page("Mechanisms of attention", lead)
         .picture("What each one sees", picture, caption)
-        .table("Laws and lowerings", header, cells)
+        .table("Laws and lowerings", header, body)
     )
 
 
@@ -108,28 +104,28 @@ def laws_in_words(row: Surveyed) -> str:
 
 def show(out: Path, json_file: Path | None, tokens: int, explain: bool) -> None:
     """What `rheoscope attention` does: survey, table, files; fails when a declared law is broken."""
-    from rich.console import Console
-
     from rheoscope.report.plot.attention import figure
 
-    console = Console(highlight=False)
-    with Console(stderr=True).status("checking the laws of every mechanism"):
+    drawn = [out / f"rheoscope-attention.{kind}" for kind in ("png", "html")]
+    check_outputs(drawn if json_file is None else [*drawn, json_file])
+    terminal = Terminal(console(), [])
+    with console(stderr=True).status("checking the laws of every mechanism"):
         points = cloud()
         rows = survey(points, tokens)
-    console.print(terminal_table(rows))
-    console.print(
-        f"\n[dim]laws kept on a cloud of {len(points)} points in float64; runs as, for {tokens} tokens in 8 heads of width 64:[/]"
-    )
-    console.print(reasons(rows, explain))
-    with Console(stderr=True).status("drawing"):
+    with console(stderr=True).status("drawing"):
         picture = png(figure(rows, points))
         said = [
-            save(picture, out / "rheoscope-attention.png"),
-            page(rows, picture, tokens).save(out / "rheoscope-attention.html"),
+            save(picture, drawn[0]),
+            page(rows, picture, tokens).save(drawn[1]),
         ]
     if json_file is not None:
-        said.append(write_file(json_file, lambda path: path.write_text(json.dumps(as_json(rows), indent=1))))
-    console.print("\n".join(said), soft_wrap=True)
+        said.append(write_json(as_json(rows), json_file))
+    terminal.show(terminal_table(rows))
+    runs = (
+        f"Laws kept on a cloud of {len(points)} points in float64; runs as, for {tokens} tokens in 8 heads of width 64"
+    )
+    terminal.show(Lines(runs, reasons(rows, explain)))
+    terminal.files(said)
     broken = [row.named.name for row in rows if row.broken]
     if broken:
         raise RheoscopeError(f"declared laws are broken for {', '.join(broken)}; the table above names them")

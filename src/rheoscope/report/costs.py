@@ -1,13 +1,15 @@
 """What a model costs, as a table and as JSON."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rheoscope.attention.cost import TransformerCost
-from rheoscope.files import write_file
+from rheoscope.report.console import console
+from rheoscope.report.json_file import write_json
+from rheoscope.report.tell.short import plural
 from rheoscope.report.telling import Cell, Lines, Table
+from rheoscope.report.terminal import Terminal
 from rheoscope.space.cost import cached_bytes, model_cost, weights_bytes
 from rheoscope.space.model import Model
 
@@ -36,7 +38,7 @@ def table(cost: TransformerCost, tokens: int) -> Table:
         for name, flops, said in rows
     ]
     header = [Cell("part"), Cell("forward FLOPs"), Cell("training FLOPs"), Cell("share")]
-    return Table(f"One sequence of {tokens} tokens", header, told, ends=frozenset({len(PARTS) - 1}))
+    return Table(f"One sequence of {plural(tokens, 'token')}", header, told, ends=frozenset({len(PARTS) - 1}))
 
 
 def lines(numbers: dict[str, Any]) -> Lines:
@@ -68,12 +70,9 @@ def si(number: float) -> str:
 
 def show(model: Model, tokens: int, json_file: Path | None) -> None:
     """What `rheoscope costs` does: count, table, file."""
-    from rich.console import Console
-
-    from rheoscope.report.terminal import Terminal
-
-    numbers, terminal = counted(model, tokens), Terminal(Console(highlight=False), [])
+    numbers, terminal, said = counted(model, tokens), Terminal(console(), []), []
+    if json_file is not None:
+        said.append(write_json(numbers, json_file))
     terminal.show(table(model_cost(model.view, tokens), tokens))
     terminal.show(lines(numbers))
-    if json_file is not None:
-        print(write_file(json_file, lambda path: path.write_text(json.dumps(numbers, indent=1))))
+    terminal.files(said)

@@ -12,6 +12,8 @@ import numpy as np
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.statement import LEVEL, Statement, corrected, from_draws, from_moments, from_units
+from rheoscope.report.tell.short import fixed, plural
+from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:
     import xarray
@@ -64,8 +66,8 @@ def straightness(answers: Answers) -> Statement | None:
     value, null = float(path.straightness.mean()), path.straightness_flipped.values
     how = "straighter" if value > null.mean() else "less straight"
     text = (
-        f"Tokens go {how} than chance: chord over path {value:.2f}, with each half-layer forwards or backwards at random "
-        f"{null.mean():.2f} ± {null.std():.2f}."
+        f"Tokens go {how} than chance: chord over path {fixed(value)}, with each half-layer forwards or backwards at random "
+        f"{fixed(null.mean())} ± {fixed(null.std())}."
     )
     return from_draws(text, "trajectory", value, null)
 
@@ -77,7 +79,7 @@ def cheapest(answers: Answers) -> Statement | None:
     value, null = float(moved.kappa_strided.values[-1, -1]), moved.kappa_drawn.values
     text = (
         f"From the embedding to the last layer, keeping every token's identity is {'less' if value < null.mean() else 'more'} natural a "
-        f"way than chance displacements would make it: κ is {value:.2f}, with displacements permuted {null.mean():.2f}."
+        f"way than chance displacements would make it: κ is {fixed(value)}, with displacements permuted {fixed(null.mean())}."
     )
     return from_draws(text, "transport", value, null)
 
@@ -91,8 +93,8 @@ def geometry(answers: Answers) -> Statement | None:
         return None
     how = "Less" if value < np.mean(null) else "More"
     text = (
-        f"{how} of the embedding's geometry is left at the end than the architecture leaves by itself: distances correlate by {value:.2f} "
-        f"with those of the embedding, untrained {np.mean(null):.2f}."
+        f"{how} of the embedding's geometry is left at the end than the architecture leaves by itself: distances correlate by "
+        f"{fixed(value)} with those of the embedding, untrained {fixed(float(np.mean(null)))}."
     )
     return from_draws(text, "geometry_kept", value, null)
 
@@ -109,7 +111,7 @@ def giants(answers: Answers) -> Statement | None:
     name, largest, spread = sinks.attrs["tokens"][top], float(sinks.largest[top]), float(sinks.spread[top])
     mass, even = float(sinks.sink_mass.isel(token=top).max()), 1 / sinks.attrs["n"]
     text = (
-        f"Token {int(sinks.token[top])} {name!r} is a sink: {largest:.0f} times the median length, "
+        f"Token {int(sinks.token[top])} {shown(name)} is a sink: {largest:.0f} times the median length, "
         f"{100 * float(sinks.coordinate_share[top, 0]):.0f} % of it in coordinate {int(sinks.coordinate[top, 0])}, "
         f"and up to {100 * mass:.0f} % of a layer's attention goes to it ({100 * even:.0f} % where all get the same)."
     )
@@ -118,10 +120,10 @@ def giants(answers: Answers) -> Statement | None:
 
 
 OF_OPERATORS = {
-    "symmetry": "M is {} symmetric than chance: tr(MM)/tr(MMᵀ) has mean {:.2f} over all heads, the same heads turned at random {:.2f}.",
-    "positive_share": "M reads similarity {} than by chance: the mean positive share is {:.2f}, heads turned at random {:.2f}.",
-    "copying": "Heads copy {} than by chance: the mean copying score is {:.2f}, heads turned at random {:.2f}.",
-    "alignment": "F points {} along Mᵀ than by chance: mean cosine {:.2f}, heads turned at random {:.2f}.",
+    "symmetry": "M is {} symmetric than chance: tr(MM)/tr(MMᵀ) has mean {} over all heads, the same heads turned at random {}.",
+    "positive_share": "M reads similarity {} than by chance: the mean positive share is {}, heads turned at random {}.",
+    "copying": "Heads copy {} than by chance: the mean copying score is {}, heads turned at random {}.",
+    "alignment": "F points {} along Mᵀ than by chance: mean cosine {}, heads turned at random {}.",
 }
 
 
@@ -134,7 +136,7 @@ def operators(name: str) -> Candidate:
             return None
         value, null = float(heads[name].mean()), heads[f"mean_{name}_drawn"].values
         how = "more" if value > null.mean() else "less"
-        return from_draws(OF_OPERATORS[name].format(how, value, null.mean()), "operators", value, null)
+        return from_draws(OF_OPERATORS[name].format(how, fixed(value), fixed(null.mean())), "operators", value, null)
 
     return candidate
 
@@ -152,8 +154,8 @@ def nearness(answers: Answers) -> Statement | None:
     near, like = (_by_key(answers, heads[name]) for name in ("position_baseline", "agreement"))
     how = "more" if np.nanmean(near - like) > 0 else "less"
     text = (
-        f"Nearness explains {how} of the scores than similarity: mean rank correlation {np.nanmean(near):.2f} over the heads, "
-        f"of similarity {np.nanmean(like):.2f} once nearness and length are taken out."
+        f"Nearness explains {how} of the scores than similarity: mean rank correlation {fixed(np.nanmean(near))} over the heads, "
+        f"of similarity {fixed(np.nanmean(like))} once nearness and length are taken out."
     )
     return from_units(text, "agreement", near - like, 0.0)
 
@@ -169,8 +171,8 @@ def symmetric_agree(answers: Answers) -> Statement | None:
         return None
     rho, chance = float(np.atleast_2d(np.corrcoef(both.argsort(1).argsort(1)))[0, 1]), 1 / math.sqrt(both.shape[1] - 1)
     text = (
-        f"Heads with a more symmetric M read similarity {'more' if rho > 0 else 'less'}: rank correlation {rho:.2f}, by chance "
-        f"0 ± {chance:.2f}."
+        f"Heads with a more symmetric M read similarity {'more' if rho > 0 else 'less'}: rank correlation {fixed(rho)}, by chance "
+        f"0 ± {fixed(chance)}."
     )
     return from_moments(text, "operators", rho, 0.0, chance)
 
@@ -182,7 +184,7 @@ def mismatch(answers: Answers) -> Statement | None:
     value, null = float(heads.mean_mismatch), heads.mean_mismatch_drawn.values
     text = (
         f"Queries and keys read spaces that lie {'nearer' if value < null.mean() else 'further'} than those of heads turned at random: "
-        f"mean sin² of their angles {value:.2f}, turned {null.mean():.2f}."
+        f"mean sin² of their angles {fixed(value)}, turned {fixed(null.mean())}."
     )
     return from_draws(text, "distortion", value, null)
 
@@ -194,7 +196,7 @@ def stacked(answers: Answers) -> Statement | None:
     value, null = float(layers.recovered[:, -1].mean()), layers.mean_recovered_drawn.values
     text = (
         f"All heads of a layer together recover {'less' if value < null.mean() else 'more'} of the distances between tokens than the same "
-        f"heads turned at random: mean over layers {value:.2f}, turned {null.mean():.2f}."
+        f"heads turned at random: mean over layers {fixed(value)}, turned {fixed(null.mean())}."
     )
     return from_draws(text, "stack", value, null)
 
@@ -213,11 +215,16 @@ def sentences(told: Sequence[Statement], tested: int) -> list[str]:
 
     >>> sentences([], 12)
     ['12 numbers were held against chance; none beat its null.']
+    >>> sentences([], 1), sentences([], 0)
+    (['1 number was held against chance; it did not beat its null.'], ['No number of this text could be held against chance.'])
     """
+    if not tested:
+        return ["No number of this text could be held against chance."]
+    held = f"{plural(tested, 'number')} {'was' if tested == 1 else 'were'} held against chance"
     if not told:
-        return [f"{tested} numbers were held against chance; none beat its null."]
+        return [f"{held}; {'it did not beat its' if tested == 1 else 'none beat its'} null."]
     lines = [f"{one.text} (q {'< .001' if one.q < 1e-3 else f'{one.q:.1g}'})" for one in told]
     return [
         *lines,
-        f"{tested} numbers were held against chance; q is the chance that noise gets any sentence as sure as this.",
+        f"{held}; q is the chance that noise gets any sentence as sure as this.",
     ]

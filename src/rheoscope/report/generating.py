@@ -42,6 +42,11 @@ def show(
     if isinstance(network, Translator):
         print(translated(network, tokenizer, prompt))
         return
+    if network.config.form != "decoder":
+        raise RheoscopeError(
+            f"only a decoder continues a text, {directory} holds an {network.config.form}; "
+            f'type rheoscope "…" --model {directory} to look at it'
+        )
     for piece in continued(network, tokenizer, prompt, tokens, temperature, top_k, top_p, seed):
         sys.stdout.write(piece)
         sys.stdout.flush()
@@ -116,7 +121,7 @@ def check_ours(directory: Path) -> None:
 
 def _kind(file: Path) -> Any:
     try:
-        told = json.loads(file.read_text())
+        told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return told.get("model_type") if isinstance(told, dict) else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.files import write_file
+from rheoscope.files import signature, write_report
 
 if TYPE_CHECKING:
     import xarray
@@ -25,7 +25,13 @@ def save_json(
     told: dict[str, Any] = {name: as_json(dataset) for name, dataset in datasets.items()}
     if compared is not None:
         told["compared"] = {name: as_json(dataset) for name, dataset in compared.items()}
-    return write_file(path, lambda temporary: temporary.write_text(json.dumps(told, ensure_ascii=False, indent=1)))
+    return write_json(told, path)
+
+
+def write_json(told: dict[str, Any], path: Path) -> str:
+    """A signed file: the first name says who wrote it, the others are those of `told`."""
+    text = json.dumps({"written_by": signature()} | told, ensure_ascii=False, indent=1)
+    return write_report(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def plain(value: Any) -> Any:

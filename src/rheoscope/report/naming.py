@@ -28,10 +28,11 @@ class Name:
     strong: bool = False
 
 
-def named(names: Sequence[Name], dots: np.ndarray, spans: Spans, most: int) -> list[Word]:
+def named(names: Sequence[Name], dots: np.ndarray, spans: Spans, most: int, columns: int = 1) -> list[Word]:
     """The first `most` names that have room, as words.
 
-    `dots` (n, 2) are not to be covered; `spans` are those of x and of y on a panel where a unit is as long on both.
+    `dots` (n, 2) are not to be covered; `spans` are those of x and of y on a panel of so many `columns` where a unit is as long
+    on both.
 
     >>> dots = np.array([[0.0, 0.0], [0.01, 0.0], [0.5, 0.5]])
     >>> names = [Name(0.0, 0.0, "one"), Name(0.01, 0.0, "the same"), Name(0.5, 0.5, "other")]
@@ -39,7 +40,7 @@ def named(names: Sequence[Name], dots: np.ndarray, spans: Spans, most: int) -> l
     [('one', 'right'), ('the same', 'left'), ('other', 'right')]
     """
     words: list[Word] = []
-    width, taken = spans[0][1] - spans[0][0], np.empty((0, 4))
+    width, taken = (spans[0][1] - spans[0][0]) / columns, np.empty((0, 4))
     for name in names:
         text = name.text if len(name.text) <= LONGEST else name.text[: LONGEST - 1] + "…"
         boxes = {where: box(name, len(text), where, width) for where in SIDES}

@@ -11,9 +11,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rheoscope.files import write_file
+from rheoscope.files import signature, write_report
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.picture import Picture
+from rheoscope.report.style import DRAWN
 from rheoscope.report.telling import Cell, cells
 
 if TYPE_CHECKING:
@@ -33,10 +34,8 @@ h3 { font-size: .92rem; margin: 0 0 .25rem; }
 p.lead, p.caption { color: var(--muted); margin: 0 0 1.5rem; max-width: 72ch; }
 p.caption { font-size: .92rem; margin: 0 0 1.2rem; }
 section > ul { max-width: 76ch; padding-left: 1.2rem; }
-figure { margin: 0; min-width: 0; }
 figure img { width: 100%; background: #fff; border-radius: .5rem; border: 1px solid var(--line); }
 figcaption { color: var(--muted); font-size: .9rem; margin-top: .5rem; max-width: 75ch; }
-.scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: normal; }
 th { text-align: left; color: var(--muted); font-weight: 600; white-space: nowrap; }
@@ -48,30 +47,7 @@ small { color: var(--muted); }
 .tokens { display: flex; flex-wrap: wrap; gap: .25rem; padding: 0; margin: 0; list-style: none; font: .85rem/1.4 ui-monospace, monospace; }
 .tokens li { background: var(--soft); border: 1px solid var(--line); border-radius: .3rem; padding: 0 .35rem; }
 .tokens li.massive { border-color: #d9622b; box-shadow: inset 0 -2px #d9622b; }
-.panels { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 1.8rem 1.6rem; align-items: start; grid-auto-flow: dense; }
-.tall { grid-row: span 2; }
-.of2 { grid-column: span 2; } .of3 { grid-column: 1 / -1; }
-@media (max-width: 60rem) { .panels { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
-@media (max-width: 42rem) { .panels { grid-template-columns: minmax(0, 1fr); } .of2 { grid-column: auto; }
-  body { padding: 1.5rem 1rem 3rem; } }
-.caption + .key { margin: -.4rem 0 1.2rem; font-size: .85rem; }
-.key { display: flex; flex-wrap: wrap; gap: 0 1rem; list-style: none; margin: 0; padding: 0; font-size: .78rem; color: var(--muted); }
-.key i { display: inline-block; width: 1.1rem; height: 0; border-top: 2.5px solid var(--c); margin-right: .4rem; vertical-align: middle; }
-.key i.dashed { border-top-style: dashed; }
-.key i.dots { width: .55rem; height: .55rem; border: 0; border-radius: 50%; background: var(--c); }
-svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; }
-svg text { fill: var(--muted); } svg text.axis { fill: var(--muted); } svg .cell text, svg text.word { fill: var(--ink); }
-svg .cell text.on { fill: #fff; }
-svg circle.on { stroke: var(--paper); stroke-width: 1.2; pointer-events: none; } svg .cell rect { stroke: var(--line); stroke-width: .5; }
-svg .cell rect.marked { stroke: var(--ink); stroke-width: 2; } svg .cell:hover rect { stroke: var(--ink); stroke-width: 1.5; }
-svg .grid { stroke: var(--line); } svg .hit { fill: transparent; } svg .hit:hover { fill: var(--muted); fill-opacity: .16; }
-svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; } svg .line.null { stroke-dasharray: 5 4; stroke-width: 1.6; }
-svg .path { fill: none; stroke-width: 1.1; stroke-opacity: .65; stroke-linejoin: round; }
-svg .hair { fill: none; stroke-width: .8; stroke-opacity: .4; pointer-events: none; }
-svg .ring { fill: none; stroke-width: 2; pointer-events: none; } svg .star { stroke: var(--paper); stroke-width: 1; }
-svg text.word { pointer-events: none; paint-order: stroke; stroke: var(--paper); stroke-width: 2.5; stroke-linejoin: round; }
-svg text.strong { font-weight: 700; }
-svg .path:hover { stroke-width: 3; stroke-opacity: 1; } svg .shape:hover { fill-opacity: .85; }
+@media (max-width: 42rem) { body { padding: 1.5rem 1rem 3rem; } }
 #tip { position: fixed; z-index: 9; pointer-events: none; max-width: min(22rem, 90vw); padding: .4rem .6rem; border-radius: .4rem;
   background: var(--ink); color: var(--paper); font-size: .8rem; line-height: 1.4; white-space: pre-line; }
 details summary { cursor: pointer; color: var(--muted); }
@@ -162,13 +138,12 @@ class Page:
         return self.section(heading, f'<div class="scroll">{table}</div>{below}')
 
     def html(self) -> str:
-        from rheoscope import __version__
-
         return (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(self.title)}</title><style>{CSS}</style><body><h1>{escape(self.title)}</h1>"
+            f'<!doctype html><html lang="en"><meta name="generator" content="{escape(signature(), quote=True)}">'
+            f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{escape(self.title)}</title><style>{DRAWN}{CSS}</style><body><h1>{escape(self.title)}</h1>"
             f'<p class="lead">{escape(self.lead)}</p>{"".join(self.parts)}'
-            f'<footer>Rheoscope {escape(__version__)}</footer><script type="module">{SCRIPT}</script></body></html>\n'
+            f'<footer>{escape(signature())}</footer><script type="module">{SCRIPT}</script></body></html>\n'
         )
 
     def save(self, path: Path) -> str:
@@ -177,12 +152,12 @@ class Page:
 
 def png(figure: "Figure", dpi: int = 130) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": signature()})
     return buffer.getvalue()
 
 
 def save(data: bytes, path: Path) -> str:
-    return write_file(path, lambda temporary: temporary.write_bytes(data))
+    return write_report(path, lambda temporary: temporary.write_bytes(data))
 
 
 def _cell(tag: str, cell: Cell, word: bool) -> str:

@@ -66,7 +66,11 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A map of rows x columns; colour from `low` over `centre` to `high`, values below the centre in the second colour."""
+    """A map of rows x columns; colour from `low` over `centre` to `high`, values below the centre in the second colour.
+
+    `name` is what the colours measure, as their scale says it. With `log` the values are powers of ten, and the scale says
+    the numbers themselves.
+    """
 
     values: np.ndarray
     texts: Sequence[Sequence[str]] = ()
@@ -75,12 +79,58 @@ class Cells:
     low: float = 0.0
     high: float = 1.0
     centre: float = 0.0
+    name: str = ""
+    log: bool = False
 
     @property
     def shades(self) -> np.ndarray:
-        """Every value from −1 (as dark as it gets, below the centre) to 1; 0 where there is none."""
-        reach = max(abs(self.low - self.centre), abs(self.high - self.centre), 1e-30)
-        return np.clip(np.nan_to_num(self.values.astype(float) - self.centre, nan=0.0) / reach, -1, 1)
+        """Every value from −1 (the strongest colour below the centre) to 1; 0 where there is none."""
+        return np.clip(np.nan_to_num(self.values.astype(float) - self.centre, nan=0.0) / self._reach, -1, 1)
+
+    @property
+    def scale(self) -> tuple[tuple[float, str], ...]:
+        """Both ends of the colours and a number between them: (shade, number as it is said).
+
+        Where values lie beyond an end, it says so: they have its colour.
+
+        >>> Cells(np.array([[0.2, 0.4]])).scale, Cells(np.array([[-9.0, 2.0]]), low=-5.0, high=5.0).scale
+        (((0.0, '0'), (0.5, '0.5'), (1.0, '1')), ((-1.0, '≤ −5'), (0.0, '0'), (1.0, '5')))
+        """
+        middle = self.centre if self.low < self.centre < self.high else (self.low + self.high) / 2
+        there = self.values[np.isfinite(self.values)]
+        beyond = ("≤ " * bool((there < self.low).any()), "", "≥ " * bool((there > self.high).any()))
+        return tuple(
+            (
+                float((value - self.centre) / self._reach),
+                sign + number(10.0**value if self.log else value).replace("-", "−"),
+            )
+            for value, sign in zip((self.low, middle, self.high), beyond, strict=True)
+        )
+
+    @property
+    def places(self) -> tuple[float, ...]:
+        """Where the numbers of the scale stand along it, from 0 to 1."""
+        return tuple(self._along(shade) for shade, _ in self.scale)
+
+    @property
+    def colours(self) -> tuple[tuple[float, str, float], ...]:
+        """The scale as straight runs from colour to colour: (shade, colour, place from 0 to 1); a shade of 0 is the paper.
+
+        >>> Cells(np.array([[0.2]])).colours
+        ((0.0, 'first', 0.0), (1.0, 'first', 1.0))
+        """
+        (low, _), _, (high, _) = self.scale
+        below = [(low, "second"), (min(high, 0.0), "second")] if low < 0 else []
+        above = [(max(low, 0.0), "first"), (high, "first")] if high > 0 else []
+        return tuple((shade, colour, self._along(shade)) for shade, colour in [*below, *above])
+
+    def _along(self, shade: float) -> float:
+        (low, _), _, (high, _) = self.scale
+        return (shade - low) / ((high - low) or 1.0)
+
+    @property
+    def _reach(self) -> float:
+        return max(abs(self.low - self.centre), abs(self.high - self.centre), 1e-30)
 
 
 @dataclass(frozen=True)
@@ -141,7 +191,12 @@ class Panel:
     @property
     def cells(self) -> bool:
         """Is it a map? Then rows count from the top."""
-        return any(isinstance(mark, Cells) for mark in self.marks)
+        return bool(self.maps)
+
+    @property
+    def maps(self) -> tuple[Cells, ...]:
+        """What has a scale of colours."""
+        return tuple(mark for mark in self.marks if isinstance(mark, Cells))
 
     def span(self, direction: str) -> tuple[float, float]:
         """The least and greatest value on the axis `x` or `y`, with some air."""

@@ -1,14 +1,23 @@
-"""A bar on stderr while something takes long, and nothing where stderr is a file or a pipe."""
+"""A bar on stderr while something takes long, and a line now and then where stderr is a file or a pipe."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rheoscope.report.console import console
 from rheoscope.report.threads import use_idle_cores
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rheoscope.space.running import Running
+
+
+EVERY = 10.0
+"""Seconds between two lines where stderr is a file or a pipe."""
 
 
 @contextmanager
@@ -18,35 +27,64 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     >>> with progress("counting") as tell:
     ...     tell(1, 2)
     """
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task(escape(what), total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
+    with asking_bar(what) as tell:
+        yield tell(what)
 
 
 @contextmanager
-def asking_bar() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def asking_bar(first: str = "reading") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """While it is open, tell it what is asked; it gives what hears how much of that is done.
+
+    A bar where a person looks at it; else a line every ten seconds.
 
     >>> with asking_bar() as tell:
     ...     tell("transport")(1, 2)
     """
-    from rich.console import Console
+    where = console(stderr=True)
+    with _bar(where, first) if where.is_terminal else _lines(where, first) as tell:
+        yield tell
+
+
+@contextmanager
+def _bar(where: "Console", first: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    from rich.markup import escape
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("reading", total=None)
+    with Progress(console=where, transient=True) as bars:
+        bar = bars.add_task(escape(first), total=None)
 
         def tell(what: str) -> Callable[[int, int], None]:
-            bars.reset(bar, description=what, total=None)
+            bars.reset(bar, description=escape(what), total=None)
             return lambda done, total: bars.update(bar, completed=done, total=total)
 
         yield tell
+
+
+@contextmanager
+def _lines(where: "Console", first: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """What goes on and its share done, said by a thread that ends with it."""
+    now, over, began = [first, ""], threading.Event(), time.monotonic()
+
+    def tell(what: str) -> Callable[[int, int], None]:
+        now[:] = [what, ""]
+
+        def hear(done: int, total: int) -> None:
+            now[:] = [what, f" {100 * done / total:.0f} %" if total else ""]
+
+        return hear
+
+    def speak() -> None:
+        while not over.wait(EVERY):
+            seconds = time.monotonic() - began
+            where.print(f"rheoscope: {''.join(now)} ({seconds:.0f} s)", soft_wrap=True, markup=False, highlight=False)
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield tell
+    finally:
+        over.set()
+        speaker.join()
 
 
 def opened(

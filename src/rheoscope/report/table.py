@@ -1,9 +1,7 @@
-"""A Dataset as tidy tables: a row a place, a column a field, one table for each set of dimensions; and as CSV."""
+"""A Dataset as tidy tables: a row a place, a column a field, one table for each set of dimensions."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rheoscope.files import write_file
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -12,23 +10,27 @@ if TYPE_CHECKING:
 
 SCALAR = "scalar"
 """The name of the table of what has no dimension."""
+LARGEST = 1_000_000
+"""Rows of a table that is made unasked."""
 
 
-def table(dataset: "xarray.Dataset") -> "dict[str, pandas.DataFrame]":
-    """What an analysis found as pandas tables, one for each set of dimensions: `rs.table(rs.energy(trace))["layer_head"]`.
+def table(dataset: "xarray.Dataset", largest: int = LARGEST) -> "dict[str, pandas.DataFrame]":
+    """What an analysis found as pandas tables, one for each set of dimensions: `rs.table(rs.energy(trace))["layer head"]`.
 
-    **Gives** a dictionary from dimensions ("layer_head", "step_token", "scalar") to a DataFrame: its index has a level for each
-    dimension, its columns are the fields, after words that belong to the places (the texts of tokens). `attrs["definitions"]`
-    and `attrs["units"]` of a table say what its columns are.
+    **Gives** a dictionary from dimensions ("layer head", "step token", "scalar") to a DataFrame: its index has a level for each
+    dimension, its columns are the fields, after words that belong to the places (the texts of tokens). The `attrs` of a table
+    say what its columns are: `definitions`, `units`, `nulls` (the column that holds what chance would give), `depends_on` (the
+    basis of E, the coordinates of a head); `provenance` says where they come from: analysis, settings, text, model, weights.
 
     **Laws** the tables hold every number once, beside its own place: dimensions that no field has together are not multiplied,
-    as one table of everything (`dataset.to_dataframe()`) would.
+    as one table of everything (`dataset.to_dataframe()`) would. A table of more than `largest` rows is not made: `left_out` in
+    the attrs of the others names it.
 
-    **Relation** `plot` draws the same numbers.
+    **Relation** `plot` draws the same numbers; `--csv DIR` writes these tables.
 
     >>> import rheoscope as rs
     >>> path = rs.trajectory(rs.load().trace("The keys to the cabinet are"))
-    >>> list(rs.table(path)["layer_head"])
+    >>> list(rs.table(path)["layer head"])
     ['head_speed', 'head_cosine']
     """
     import xarray as xr
@@ -40,8 +42,15 @@ def table(dataset: "xarray.Dataset") -> "dict[str, pandas.DataFrame]":
     groups: dict[frozenset[str], list[str]] = {}
     for name, field in dataset.data_vars.items():
         groups.setdefault(frozenset(map(str, field.dims)), []).append(str(name))
-    frames = [(tuple(map(str, dataset[names[0]].dims)), names) for names in groups.values()]
-    return {"_".join(dims) or SCALAR: _frame(dataset, dims, names) for dims, names in frames}
+    by_dims = {tuple(map(str, dataset[names[0]].dims)): names for names in groups.values()}
+    sizes = {dims: dataset[names[0]].size for dims, names in by_dims.items()}
+    left_out = {_key(dims): f"{size:,} rows" for dims, size in sizes.items() if size > largest}
+    if left_out and len(left_out) == len(by_dims):
+        raise RheoscopeError(
+            f"every table has more than {largest:,} rows; type rs.table(dataset, largest={max(sizes.values())})"
+        )
+    told = {"provenance": dict(dataset.attrs), "left_out": left_out}
+    return {_key(dims): _frame(dataset, dims, names, told) for dims, names in by_dims.items() if sizes[dims] <= largest}
 
 
 def csv_text(frame: "pandas.DataFrame") -> str:
@@ -54,23 +63,13 @@ def csv_text(frame: "pandas.DataFrame") -> str:
     return frame.to_csv(index=frame.index.names != [None], lineterminator="\n")
 
 
-def save_csv(datasets: "dict[str, xarray.Dataset]", directory: Path) -> str:
-    """Every table of every analysis as `NAME.DIMENSIONS.csv` (`trajectory.step_token.csv`); says how many, and how many were there."""
-    if directory.exists() and not directory.is_dir():
-        raise RheoscopeError(
-            f"{directory} is a file, expected a directory, in which every table has its file; type {directory.with_suffix('')}-tables"
-        )
-    frames = {f"{name}.{dims}": frame for name, one in datasets.items() for dims, frame in table(one).items()}
-    said = [_saved(frame, directory / f"{name}.csv") for name, frame in frames.items()]
-    replaced = sum(line.startswith("replaced") for line in said)
-    return f"wrote {len(said)} tables in {directory}" + f" (replaced {replaced})" * bool(replaced)
+def _key(dims: tuple[str, ...]) -> str:
+    return " ".join(dims) or SCALAR
 
 
-def _saved(frame: "pandas.DataFrame", path: Path) -> str:
-    return write_file(path, lambda temporary: temporary.write_text(csv_text(frame), encoding="utf-8", newline=""))
-
-
-def _frame(dataset: "xarray.Dataset", dims: tuple[str, ...], names: list[str]) -> "pandas.DataFrame":
+def _frame(
+    dataset: "xarray.Dataset", dims: tuple[str, ...], names: list[str], told: dict[str, Any]
+) -> "pandas.DataFrame":
     """Fields of the same dimensions side by side."""
     import pandas as pd
 
@@ -82,9 +81,23 @@ def _frame(dataset: "xarray.Dataset", dims: tuple[str, ...], names: list[str]) -
         name: dataset[name].variable.set_dims(sizes).transpose(*dims).values.ravel() for name in (*words, *names)
     }
     frame = pd.DataFrame(columns, _index(dataset, dims))
-    told = {key: {name: dataset[name].attrs.get(key, "") for name in names} for key in ("definition", "unit")}
-    frame.attrs = {f"{key}s": {name: text for name, text in of.items() if text} for key, of in told.items()}
+    frame.attrs = _about(dataset, names) | told
     return frame
+
+
+def _about(dataset: "xarray.Dataset", names: list[str]) -> dict[str, dict[str, str]]:
+    """What the columns are, as far as there is something to say."""
+    kinds = {"definitions": "definition", "units": "unit", "nulls": "null"}
+    told = {kind: {name: str(dataset[name].attrs.get(key, "")) for name in names} for kind, key in kinds.items()}
+    told["depends_on"] = {
+        name: " and ".join(
+            str(dataset[name].attrs[mark]).removeprefix("depends on ")
+            for mark in ("basis", "gauge")
+            if mark in dataset[name].attrs
+        )
+        for name in names
+    }
+    return {kind: {name: text for name, text in of.items() if text} for kind, of in told.items()}
 
 
 def _index(dataset: "xarray.Dataset", dims: tuple[str, ...]) -> "pandas.Index":

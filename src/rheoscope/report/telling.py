@@ -4,18 +4,19 @@ A block is made once, from Answers; the terminal and the page each know how to s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rheoscope.report.picture import Picture
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An entry of a table with a definition one hover away, and a small addition, such as a null."""
+    """An entry of a table with a definition one hover away, a small addition, such as a null, and a colour in a terminal."""
 
     text: str
     title: str = ""
     small: str = ""
+    style: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,21 @@ class Questions:
 Block = Questions | Table | Lines | Tokens | Drawing | Facts
 
 
+def named(block: Block, after: str) -> Block:
+    """The same block, its heading telling which text it is about.
+
+    >>> named(Lines("Findings", []), " (text 1)").heading
+    'Findings (text 1)'
+    """
+    if isinstance(block, Drawing):
+        return Drawing(replace(block.picture, title=block.picture.title + after))
+    return replace(block, heading=block.heading + after if block.heading else "")
+
+
 def cells(row: Sequence[str | Cell]) -> list[Cell]:
     """Texts as entries.
 
     >>> cells(["a", Cell("b", small="c")])[0]
-    Cell(text='a', title='', small='')
+    Cell(text='a', title='', small='', style='')
     """
     return [one if isinstance(one, Cell) else Cell(one) for one in row]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from rheoscope.report.answers import Answers
 from rheoscope.report.jobs import Told
 from rheoscope.report.tell import text
+from rheoscope.report.tell.short import plural
 from rheoscope.report.telling import Block, Cell, Lines, Questions, Table
 from rheoscope.report.tokens import printable
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDE = 110
 """Columns of a terminal that has room for nulls; the page and --json have them always."""
-WORDS = 28
+WORDS = 20
 """What a column of words is given at least; longer ones are folded. Numbers are never cut."""
 BETWEEN = 2
 COLOURS = {"yes": "green", "no": "red", "cannot tell": "yellow"}
@@ -26,7 +27,7 @@ class Terminal:
     """Prints blocks in their order, each once; `hear` is told whenever something more is known."""
 
     def __init__(self, console: "Console", tells: Sequence[Told], explain: bool = False) -> None:
-        self.console, self.explain = console, explain
+        self.console, self.explain, self.unexplained = console, explain, False
         self.waiting = [one for one in tells if not one.aside]
 
     def hear(self, answers: Answers) -> None:
@@ -39,7 +40,7 @@ class Terminal:
         """The model and the text."""
         self.line(text.model_line(answers), "dim")
         if answers.trace is not None:
-            self.line(f"{len(answers.trace)} tokens: {' '.join(text.tokens(answers).words)}")
+            self.line(f"{plural(len(answers.trace), 'token')}: {' '.join(text.tokens(answers).words)}")
             self.line(f"massive tokens left out: {text.massive(answers)}", "dim")
 
     def end(self, answers: Answers) -> None:
@@ -78,22 +79,42 @@ class Terminal:
 
     def table(self, block: Table) -> None:
         """What fits beside each other, the rest below; then what is small, and what columns mean."""
-        wide = self.console.width >= WIDE
-        for columns in fitting(block, self.console.width, wide):
-            self.console.print(rich_table(block, columns, wide))
+        width, wide = self.console.width, self.console.width >= WIDE
+        groups = fitting(block, width, wide)
+        if max(needed(block, columns, wide) for columns in groups) > width:
+            self.stacked(block)
+        else:
+            for columns in groups:
+                self.console.print(rich_table(block, columns, wide))
         for line in (block.small if wide else "", block.note):
             if line:
                 self.line(line, "dim")
         if self.explain:
             self.console.print(explained(block))
+        elif any(cell.title for cell in block.header):
+            self.unexplained = True
+
+    def stacked(self, block: Table) -> None:
+        """What is too broad for a table, row after row: its name, and below it every entry behind its heading."""
+        for row in block.rows:
+            self.line(row[0].text, "bold")
+            for head, cell in zip(block.header[1:], row[1:], strict=True):
+                self.line(f"  {head.text}: {cell.text}")
 
     def heading(self, said: str) -> None:
         self.console.print()
         self.line(said, "bold")
 
+    def files(self, said: Sequence[str]) -> None:
+        """How columns are explained where nobody asked, and what was written, each name on one line, so that it can be copied."""
+        if self.unexplained:
+            self.line("--explain defines every column", "dim")
+        for line in said:
+            self.console.print(printable(line), soft_wrap=True, markup=False, emoji=False)
+
     def line(self, said: str, style: str = "") -> None:
         """A line as it is: a text can neither colour it nor move the cursor."""
-        self.console.print(printable(said), style=style, markup=False)
+        self.console.print(printable(said), style=style, markup=False, emoji=False)
 
 
 def fitting(block: Table, width: int, wide: bool = True) -> list[list[int]]:
@@ -103,19 +124,22 @@ def fitting(block: Table, width: int, wide: bool = True) -> list[list[int]]:
     >>> fitting(Table("", [Cell("layer"), Cell("moved"), Cell("straight")], [row]), 16)
     [[0, 1], [0, 2]]
     """
-    first, *others = (least_width(block, at, wide) + BETWEEN for at in range(len(block.header)))
-    groups, room = [[0]], width - first
-    for at, needed in enumerate(others, 1):
-        if needed > room and len(groups[-1]) > 1:
-            groups, room = [*groups, [0]], width - first
+    groups = [[0]]
+    for at in range(1, len(block.header)):
+        if len(groups[-1]) > 1 and needed(block, [*groups[-1], at], wide) > width:
+            groups.append([0])
         groups[-1].append(at)
-        room -= needed
     return groups
 
 
+def needed(block: Table, columns: Sequence[int], wide: bool) -> int:
+    """What columns need beside each other."""
+    return sum(least_width(block, at, wide) for at in columns) + BETWEEN * (len(columns) - 1)
+
+
 def least_width(block: Table, at: int, wide: bool) -> int:
-    """What a column needs: its widest cell, or as little as words can be folded to."""
-    widest = max(len(_cell(row[at], wide)) for row in [block.header, *block.rows])
+    """What a column needs: its widest cell, as a terminal counts (a Chinese letter is two), or as little as words can be folded to."""
+    widest = max(_cell(row[at], wide).cell_len for row in [block.header, *block.rows])
     return min(widest, WORDS) if at in block.words and at > 0 else widest
 
 
@@ -138,7 +162,7 @@ def _cell(cell: Cell, wide: bool) -> "Text":
     from rich.text import Text
 
     said, small = printable(cell.text), printable(cell.small)
-    return Text.assemble(said, (f" {small:>4}", "dim")) if small and wide else Text(said)
+    return Text.assemble((said, cell.style), (f" {small:>4}", "dim")) if small and wide else Text(said, cell.style)
 
 
 def explained(block: Table) -> "RenderableType":
@@ -146,4 +170,6 @@ def explained(block: Table) -> "RenderableType":
     from rich.text import Text
 
     defined = [cell for cell in block.header if cell.title]
-    return Text("\n").join(Text.assemble((cell.text, "bold"), f": {cell.title}") for cell in defined)
+    return Text("\n").join(
+        Text.assemble((printable(cell.text), "bold"), f": {printable(cell.title)}") for cell in defined
+    )

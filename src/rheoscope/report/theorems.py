@@ -1,22 +1,22 @@
 """Every definition, theorem and law of the maths of attention with its violation, as a table, as JSON and on its page."""
 
-import json
 import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rheoscope.attention.theorems import THEOREMS as OF_ATTENTION
 from rheoscope.attention.theorems import Theorem, shuffled_difference
-from rheoscope.files import write_file
+from rheoscope.files import check_outputs, write_file
 from rheoscope.flow.dynamics.bench import dynamics
 from rheoscope.models.theorems import THEOREMS as OF_MODELS
+from rheoscope.report.console import console
 from rheoscope.report.dynamics import TOLERANCE
+from rheoscope.report.json_file import write_json
+from rheoscope.report.telling import Cell, Lines, Table, cells
+from rheoscope.report.terminal import Terminal
 from rheoscope.shapes import RheoscopeError
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 MARKS = "<!-- laws -->", "<!-- /laws -->"
 """Between them stands the table on its page."""
@@ -57,18 +57,14 @@ def kept(row: Theorem, violation: float) -> bool:
     return violation <= row.tolerance  # NaN is not
 
 
-def terminal_table(found: list[tuple[Theorem, float]]) -> "Table":
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for column, widest in {"where": 12, "statement": None, "law": 18, "off by": None, "at most": None}.items():
-        table.add_column(column, overflow="fold", max_width=widest, no_wrap=column in ("off by", "at most"))
+def terminal_table(found: list[tuple[Theorem, float]]) -> Table:
+    """A row a statement: where it stands, its law, by how much it is off here, and by how much it may be."""
+    rows = []
     for row, violation in found:
-        colour = "green" if kept(row, violation) else "red"
-        told = f"[{colour}]{violation:.1e}[/]"
-        table.add_row(row.item, escape(row.statement), row.law, told, f"{row.tolerance:.0e}")
-    return table
+        off = Cell(f"{violation:.1e}", style="green" if kept(row, violation) else "red")
+        rows.append([*cells([row.law, row.item, row.statement]), off, Cell(f"{row.tolerance:.0e}")])
+    header = cells(["law", "where", "statement", "off by", "at most"])
+    return Table("Laws of attention", header, rows, frozenset({0, 1, 2}))
 
 
 def example() -> str:
@@ -118,16 +114,15 @@ def with_rows(text: str) -> str:
 
 def show(json_file: Path | None) -> None:
     """What `rheoscope attention --laws` does: every statement with its violation; fails where one is broken."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    with Console(stderr=True).status("measuring every law"):
+    check_outputs([] if json_file is None else [json_file])
+    terminal, said = Terminal(console(), []), []
+    with console(stderr=True).status("measuring every law"):
         found = measured()
-    console.print(terminal_table(found))
-    console.print(f"\n{example()}")
     if json_file is not None:
-        told = json.dumps(as_json(found), indent=1, ensure_ascii=False)
-        console.print(write_file(json_file, lambda path: path.write_text(told, encoding="utf-8")), soft_wrap=True)
+        said.append(write_json({"laws": as_json(found)}, json_file))
+    terminal.show(terminal_table(found))
+    terminal.show(Lines("What follows", [example()]))
+    terminal.files(said)
     broken = [row.law for row, violation in found if not kept(row, violation)]
     if broken:
         raise RheoscopeError(f"{', '.join(broken)} is broken by more than rounding; the table above says by how much")

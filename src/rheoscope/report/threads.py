@@ -1,6 +1,11 @@
-"""How many threads a command computes with: as many as there are idle cores."""
+"""How many threads a command computes with: as many as there are idle cores that it may use."""
 
 import os
+import time
+from pathlib import Path
+
+LOAD = Path("/proc/loadavg")
+QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
 
 
 def use_idle_cores() -> None:
@@ -10,19 +15,60 @@ def use_idle_cores() -> None:
     """
     import torch
 
-    if "OMP_NUM_THREADS" not in os.environ and hasattr(os, "getloadavg"):
-        torch.set_num_threads(idle_cores(torch.get_num_threads(), os.getloadavg()[0]))
+    if "OMP_NUM_THREADS" not in os.environ:
+        idle = idle_cores(os.cpu_count() or 1, busy())
+        torch.set_num_threads(min(os.cpu_count() or 1, quota(QUOTAS), idle))
 
 
 def leave_a_core() -> None:
-    """One thread fewer where there are several: something else computes at the same time."""
+    """Some of the cores stay for something else that computes at the same time: one thread fewer than there are idle cores."""
     import torch
 
-    torch.set_num_threads(max(1, torch.get_num_threads() - 1))
+    if "OMP_NUM_THREADS" not in os.environ:
+        use_idle_cores()
+    cores = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(max(1, (int(cores) if cores.isdigit() else torch.get_num_threads()) - 1))
+
+
+def busy(looks: int = 3) -> float:
+    """How many other threads want a core now, the fewest of several looks; where that is not told, in the last minute."""
+    try:
+        return min(running(_look(LOAD, 0.01 * at)) for at in range(looks))
+    except (OSError, ValueError, IndexError):
+        return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def _look(file: Path, wait: float) -> str:
+    time.sleep(wait)
+    return file.read_text()
+
+
+def running(told: str) -> int:
+    """Threads that run besides this one, from what Linux tells of its load.
+
+    >>> running("0.30 1.02 1.54 3/95 20536")
+    2
+    """
+    return max(0, int(told.split()[3].split("/")[0]) - 1)
+
+
+def quota(files: tuple[Path, ...]) -> int:
+    """Cores that a container may use, from what its limits say; many where there are none."""
+    many = 2**16
+    for file in files:
+        try:
+            told = file.read_text().split()
+            period = told[1] if len(told) > 1 else (file.parent / "cpu.cfs_period_us").read_text()
+            share = float(told[0]) / float(period)
+        except (OSError, ValueError, IndexError):
+            continue  # "max", or no such file: no limit
+        if share > 0:
+            return max(1, round(share))
+    return many
 
 
 def idle_cores(cores: int, load: float) -> int:
-    """Cores less those that were busy in the last minute, at least one.
+    """Cores less those that are busy, at least one.
 
     >>> idle_cores(2, 0.2), idle_cores(2, 5.0), idle_cores(16, 3.6)
     (2, 1, 12)

@@ -1,18 +1,21 @@
 """Tokens, steps and layers as a person reads them."""
 
 from collections.abc import Callable, Iterable
+from unicodedata import combining
 
 Words = Callable[[list[int]], list[str]]
 """From token ids to their texts: `model.words`."""
 
 
 def shown(token: str) -> str:
-    """A token as one sees it: white space made visible, nothing that moves the cursor.
+    """A token as one sees it: white space made visible, what has no shape by its number, an accent of its own on a circle.
 
-    >>> shown(" on\\n")
-    '·on↵'
+    >>> shown(" on\\n"), shown("a\\u200b"), shown("\\u0301")
+    ('·on↵', 'a⟨U+200B⟩', '◌́')
     """
-    return printable(token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·"))
+    seen = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
+    seen = "".join(one if one.isprintable() else f"⟨U+{ord(one):04X}⟩" for one in seen)
+    return f"◌{seen}" if seen and combining(seen[0]) else seen
 
 
 def printable(text: str) -> str:

@@ -1,40 +1,41 @@
 """`rheoscope train` as a person sees it: recipes in a table, a bar while it learns, one line at the end."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rheoscope.files import undone
 from rheoscope.models import state
 from rheoscope.models.recipes import RECIPES, Recipe, recipe, setting
+from rheoscope.models.run_directory import check_out
 from rheoscope.models.sources import corpus_for
 from rheoscope.models.task import task_of
 from rheoscope.models.train import Figures, Place, Tell, placed, train
+from rheoscope.report.console import console
+from rheoscope.report.duration import beforehand, speed, telling_pace
+from rheoscope.report.telling import Table, cells
+from rheoscope.report.terminal import Terminal
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-    from rich.table import Table
 
 SHOWN = ("loss", "bits per byte", "perplexity")
 """Held-out figures that are worth a line."""
 
 
-def recipe_table() -> "Table":
+def recipe_table() -> Table:
     """Every recipe with its size and the first phrase of its page.
 
-    >>> recipe_table().row_count == len(RECIPES)
+    >>> len(recipe_table().rows) == len(RECIPES)
     True
     """
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("recipe", "parameters", "what it is"):
-        table.add_column(column, justify="right" if column == "parameters" else "left", no_wrap=column != "what it is")
-    for name, made in RECIPES.items():
-        table.add_row(name, millions(made()), (made.__doc__ or "").split("\n")[0])
-    return table
+    rows = [cells([name, millions(made()), (made.__doc__ or "").split("\n")[0]]) for name, made in RECIPES.items()]
+    return Table("Recipes", cells(["recipe", "parameters", "what it is"]), rows, frozenset({0, 2}))
 
 
 def millions(of: Recipe) -> str:
@@ -55,13 +56,9 @@ def millions(of: Recipe) -> str:
 
 def show_recipes() -> None:
     """What `rheoscope train --list` does."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(recipe_table())
-    console.print(
-        "[dim]rheoscope train RECIPE --data FILE… --out DIR; --set name=value changes any of it[/]", soft_wrap=True
-    )
+    terminal = Terminal(console(), [])
+    terminal.show(recipe_table())
+    terminal.line("rheoscope train RECIPE --data FILE… --out DIR; --set name=value changes any of it", "dim")
 
 
 def show(
@@ -76,9 +73,13 @@ def show(
 ) -> None:
     """What `rheoscope train` does: prepare the data, train or go on training, say what to type next."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
-    wanted = recipe(name).but(**changes)
-    check_out(out)
+    try:
+        wanted = recipe(name).but(**changes)
+    except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
+        raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
     with placed(device) as place:
+        if place.first:
+            check_out(out, wanted.told())
         try:
             line = _trained(wanted, data, held_out, out, device, tensorboard, place)
         except KeyboardInterrupt:
@@ -99,14 +100,28 @@ def _trained(
     place: Place,
 ) -> str:
     """Prepare, train, and the line that ends it."""
-    with preparing(place.first) as told:
+    with preparing(place.first) as told, undone(out) if place.first else nullcontext():
         corpus = corpus_for(wanted, data, held_out, out / "data", place, told)
+        task = task_of(corpus, wanted)
+        task.check(wanted)
     begun = state.kept_step(out)
-    finished = begun == wanted.steps
+    pace = _pace(wanted, begun, task.vocabulary, place)
     with learning(wanted, out, begun, place.first, tensorboard) as tell:
-        figures = train(wanted, task_of(corpus, wanted), out, corpus.tokenizer, device, tell=tell, say=_say)
+        figures = train(wanted, task, out, corpus.tokenizer, device, tell=lambda one: (tell(one), pace(one)), say=_say)
+    finished = begun == wanted.steps
     did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
-    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}); type {next_words(wanted, out)}"
+    more = f"; --steps {2 * wanted.steps} would go on" if finished else ""
+    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}){more}; type {next_words(wanted, out)}"
+
+
+def _pace(wanted: Recipe, begun: int, vocabulary: int, place: Place) -> Tell:
+    """On a CPU, what tells how long it will take: at once where that is hours, and after a few steps."""
+    if place.device.type != "cpu" or not place.first:
+        return lambda figures: None
+    warning = beforehand(replace(wanted, config=wanted.config.but(vocabulary=vocabulary)), begun, speed())
+    if warning:
+        _say(warning)
+    return telling_pace(wanted, begun, _say)
 
 
 def next_words(trained: Recipe, out: Path) -> str:
@@ -124,12 +139,6 @@ def next_words(trained: Recipe, out: Path) -> str:
     )
 
 
-def check_out(out: Path) -> None:
-    """Refuse a place where no folder can be."""
-    if out.exists() and not out.is_dir():
-        raise RheoscopeError(f"{out} is a file, expected a directory for the run; type another --out")
-
-
 def described(figures: Figures) -> str:
     """Held-out figures in words.
 
@@ -140,20 +149,17 @@ def described(figures: Figures) -> str:
 
 
 def _say(line: str) -> None:
-    from rich.console import Console
-
-    Console(stderr=True, highlight=False, markup=False).print(line, soft_wrap=True)
+    console(stderr=True).print(line, soft_wrap=True)
 
 
 @contextmanager
 def _bar(shown: bool, *columns: Any) -> Iterator["Progress"]:
     """A bar on stderr where a person looks at it, nothing where it is piped."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True, highlight=False)
+    where = console(stderr=True)
     with Progress(
-        *columns, console=console, transient=True, refresh_per_second=4, disable=not (shown and console.is_terminal)
+        *columns, console=where, transient=True, refresh_per_second=4, disable=not (shown and where.is_terminal)
     ) as progress:
         yield progress
 
@@ -163,7 +169,7 @@ def preparing(shown: bool) -> Iterator[Callable[[str, float], None]]:
     """A bar while a corpus is prepared."""
     from rich.progress import BarColumn, TextColumn
 
-    with _bar(shown, TextColumn("{task.description}"), BarColumn()) as progress:
+    with _bar(shown, TextColumn("{task.description}", markup=False), BarColumn()) as progress:
         bar = progress.add_task("", total=1.0, visible=False)
         yield lambda stage, share: progress.update(bar, description=stage, completed=share, visible=True)
 
@@ -174,7 +180,10 @@ def learning(wanted: Recipe, out: Path, begun: int, shown: bool, tensorboard: bo
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
     writer = events(out, begun) if tensorboard and shown else None
-    steps, facts = TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"), TextColumn("{task.description}")
+    steps, facts = (
+        TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"),
+        TextColumn("{task.description}", markup=False),
+    )
     with _bar(shown, steps, BarColumn(), facts, TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=wanted.steps, completed=begun)
 

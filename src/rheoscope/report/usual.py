@@ -10,6 +10,10 @@ from rheoscope.shapes import RheoscopeError
 
 DRAWS = 20
 """Random heads that each head is compared with in the main report; `rheoscope covers --draws` takes more."""
+LONG = 256
+"""Tokens from which on the main report asks less of the dearest analyses: a part of the tokens, fewer draws, one layer."""
+QUERIES, ROWS, FEW = 64, 16, 5
+"""Of a long text: queries that agreement looks at, tokens whose distances to all others distortion looks at, draws."""
 TURNS = 6
 """How often all heads are turned at random to see what they then keep of the distances."""
 
@@ -56,21 +60,42 @@ def listed(most: int) -> Callable[[Answers], dict[str, Settings]]:
 
 
 def some_layers(answers: Answers) -> list[int]:
-    """The middle layer and the last: each costs as much as a few passes of the model."""
+    """The middle layer and the last, of a long text the last: each costs as much as a few passes of the model."""
     last = answers.view.layers - 1
-    return sorted({(last + 1) // 2, last})
+    return [last] if is_long(answers) else sorted({(last + 1) // 2, last})
+
+
+def is_long(answers: Answers) -> bool:
+    """Whether assignments and Jacobians of this text are dear."""
+    return len(answers.text) > LONG
+
+
+def _transport(answers: Answers) -> dict[str, Settings]:
+    """Of a long text the way layer by layer and the whole way, with few draws: Student's law needs no more."""
+    return {"": {"strides": sorted({1, answers.view.layers}), "draws": FEW} if is_long(answers) else {}}
+
+
+def _fixed_point(answers: Answers) -> dict[str, Settings]:
+    iterations = 6 if is_long(answers) else 10
+    return {"": {"iterations": iterations, "times": 1, "layers": some_layers(answers)}}
 
 
 SETTINGS: dict[str, Callable[[Answers], dict[str, Settings]]] = {
     "geometry_kept": lambda answers: {"": _nearest(answers, _counted(answers) - 2)},
-    "distortion": lambda answers: {"": _nearest(answers, (_counted(answers) - 1) // 2) | {"draws": TURNS}},
+    "distortion": lambda answers: {
+        "": _nearest(answers, (_counted(answers) - 1) // 2)
+        | {"draws": FEW if is_long(answers) else TURNS, "rows": ROWS if is_long(answers) else None}
+    },
     "purity": _purity,
-    "agreement": lambda answers: {"": {"draws": DRAWS}},
+    "agreement": lambda answers: {
+        "": {"draws": FEW if is_long(answers) else DRAWS, "queries": QUERIES if is_long(answers) else None}
+    },
     "distorted_pairs": _furthest,
     "score_attribution": _surest,
     "head_types": lambda answers: {"": {"trace": None}},
     "rollout": lambda answers: {"": {"probes": 8}},
-    "fixed_point": lambda answers: {"": {"iterations": 10, "times": 1, "layers": some_layers(answers)}},
+    "transport": _transport,
+    "fixed_point": _fixed_point,
 }
 """How a report asks an analysis, where not with its own defaults."""
 

@@ -12,7 +12,7 @@ from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Beside, Subject, ask
 from rheoscope.report.findings import FAMILY
 from rheoscope.report.statement import LEVEL, Statement, corrected, from_draws, from_moments
-from rheoscope.report.tell.short import short
+from rheoscope.report.tell.short import plural, short
 from rheoscope.report.tokens import places, shown
 from rheoscope.report.usual import asked
 from rheoscope.space.model import Model, check_made_by
@@ -107,7 +107,9 @@ def beside(values: Sequence[float]) -> str:
 
 
 def chance(statement: Statement) -> str:
-    return f"{short(statement.null)} ± {short(statement.spread)}"
+    """What the null gives, in words."""
+    known = math.isfinite(statement.null) and math.isfinite(statement.spread)
+    return f"{short(statement.null)} ± {short(statement.spread)}" if known else "not known"
 
 
 # The seven
@@ -121,7 +123,7 @@ def similarity(answers: Answers, question: Question) -> Verdict:
     line = (
         f"Scores follow likeness by {short(one.value)} (mean rank correlation given distance and length; random heads "
         f"{chance(one)}{beside(answers.untrained('agreement', lambda d: float(d.mean_agreement)))}); beyond chance "
-        f"{more} of {sure.size} heads read likeness, {less} its opposite."
+        f"likeness is read by {more} of {plural(sure.size, 'head')}, its opposite by {less}."
     )
     return question.of([claim(one, one.value > one.null, 0.05)], line)
 
@@ -129,13 +131,16 @@ def similarity(answers: Answers, question: Question) -> Verdict:
 def deformation(answers: Answers, question: Question) -> Verdict:
     images = answers.found["distortion"]
     one = from_draws("", "distortion", float(images.mean_rsa.mean()), images.mean_rsa_drawn.mean("image").values)
+    deformed = claim(one, one.value < one.null, 0.05)
+    way = "more" if one.value < one.null else "less"
+    how = f"{way} deformed than by chance" if deformed.statement.sure else "not told from what chance deforms"
     each = ", ".join(f"{short(float(images.mean_rsa.sel(image=name)))} as {name}" for name in images.image.values)
     line = (
         f"Distances between tokens, seen through a head, correlate by {short(one.value)} with those it reads ({each}; the same heads "
         f"turned at random {chance(one)}{beside(answers.untrained('distortion', lambda d: float(d.mean_rsa.mean())))}): "
-        f"{'more' if one.value < one.null else 'less'} deformed than by chance."
+        f"{how}."
     )
-    return question.of([claim(one, one.value < one.null, 0.05)], line)
+    return question.of([deformed], line)
 
 
 def climbing(answers: Answers, question: Question) -> Verdict:
@@ -147,7 +152,7 @@ def climbing(answers: Answers, question: Question) -> Verdict:
     line = (
         f"What heads add points along the gradient of their own energy by {short(one.value)} (mean cosine; content turned at random "
         f"{chance(one)}{beside(answers.untrained('energy', lambda d: float(d.cosine.mean())))}); "
-        f"{int(heads.gradient_like.sum())} of {heads.gradient_like.size} heads climb beyond chance."
+        f"climbing beyond chance: {int(heads.gradient_like.sum())} of {plural(heads.gradient_like.size, 'head')}."
     )
     return question.of([claim(one, one.value > 0, 0.05)], line)
 
@@ -190,7 +195,8 @@ def gathering(answers: Answers, question: Question) -> Verdict:
     how = "gather" if counts[-1] < counts[0] else "separate" if counts[-1] > counts[0] else "keep apart as they were"
     control = beside(answers.untrained("clusters", lambda d: float(d.type_cluster_count[-1])))
     line = (
-        f"The {int(gathered.type_count)} kinds of tokens {how}: {int(counts[0])} clusters at the embedding, {int(counts[-1])} at the end"
+        f"{plural(int(gathered.type_count), 'kind')} of tokens {how}: {plural(int(counts[0]), 'cluster')} at the embedding, "
+        f"{int(counts[-1])} at the end"
         f"{control}; directions in use {_ends(gathered.type_effective_rank)}; {{}}."
     )
     stems = answers.found["purity"].sel(by="stem")
@@ -219,8 +225,8 @@ def settling(answers: Answers, question: Question) -> Verdict:
     control = beside(answers.untrained("fixed_point", lambda d: float(d.jacobian_radius.median())))
     middle = int(np.argsort(radius)[len(radius) // 2])
     line = (
-        f"{int(inside.sum())} of {len(radius)} layers are locally contracting here: applied again, a small change grows by up to "
-        f"{short(float(radius[middle]))} ± {short(float(error[middle]))} in the median layer{control}; one pass turns tokens by "
+        f"Locally contracting here: {int(inside.sum())} of {plural(len(radius), 'layer')} asked. Applied again, a small change grows by up "
+        f"to {short(float(radius[middle]))} ± {short(float(error[middle]))} in the median layer{control}; one pass turns tokens by "
         f"{short(float(layers.turn.median()))} rad (displacements permuted {short(float(layers.turn_null.median()))})."
     )
     return Verdict(question.question, answer, line, question.deeper)
@@ -237,7 +243,7 @@ def prediction(answers: Answers, question: Question) -> Verdict:
     line = (
         f"The text is predicted at {short(one.value)} nats a token (next tokens permuted {chance(one)}). The answer {target} (p "
         f"{short(float(lens.probability[-1]))}) is first from {places([lens.point.values[min(since, len(first) - 1)]])[0]} on; "
-        f"{lens.component.values[top]} writes most of it, {short(float(written[top]))} of {short(float(lens.logit))} logits."
+        f"{lens.component.values[top]} writes most of it, {short(float(written[top]))} to its logit of {short(float(lens.logit))}."
     )
     return question.of([claim(one, one.value > one.null, 0.5)], line)
 

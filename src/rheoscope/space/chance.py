@@ -2,6 +2,7 @@
 
 permutations, successors,     what nulls are made of, from a seed
 rotations
+drawn_rows                    what is looked at of what is too much
 corners, signs                the same where a corner of a rotation is enough, or a sign
 z_scores                      how far from the null
 p_values, student_p, pooled_p how often chance goes as far
@@ -32,6 +33,17 @@ def permutations(n: int, draws: int, seed: int) -> Int[Tensor, "draw n"]:
     draw = Generator().manual_seed(seed)
     orders = [torch.randperm(n, generator=draw) for _ in range(draws)]
     return torch.stack(orders) if orders else torch.empty(0, n, dtype=torch.long)
+
+
+def drawn_rows(n: int, most: int | None, seed: int, device: torch.device | None = None) -> Int[Tensor, " m"]:
+    """Places of things that are looked at: all n, or of more than `most` so many, drawn evenly and in their order.
+
+    >>> drawn_rows(3, None, seed=0).tolist(), len(drawn_rows(100, 8, seed=0))
+    ([0, 1, 2], 8)
+    """
+    if most is None or n <= most:
+        return torch.arange(n, device=device)
+    return torch.randperm(n, generator=Generator().manual_seed(seed))[:most].sort().values.to(device)
 
 
 def successors(n: int, draws: int, seed: int) -> Int[Tensor, "draw m"]:

@@ -83,7 +83,7 @@ def started(trace: Trace, rows: list[int]) -> Named:
     start = exact(trace.points[0, rows])
     words = exact(trace.view.embedded(trace.ids[rows]))
     rest = start - words
-    if float(rest.norm()) <= 10 * torch.finfo(trace.points.dtype).eps * float(start.norm()):
+    if float(rest.norm()) <= 10 * torch.finfo(trace.view.dtype).eps * float(start.norm()):
         return {"embed": start}
     return {"embed": words, "position": rest}
 

@@ -24,7 +24,7 @@ def model_cost(view: View, tokens: int) -> TransformerCost:
     """
     of_projections = sum(map(projections, view.blocks))
     of_ffn = sum(ffn_flops(view, layer) for layer in range(view.layers)) // 2
-    between = [pairs(heads, tokens) for heads in view.blocks]
+    between = [pairs(heads, tokens, view.dtype.itemsize) for heads in view.blocks]
     of_pairs = sum(2 * heads.count * (heads.W_Q.shape[-1] + heads.W_V.shape[-1]) for heads in view.blocks)
     words = 0 if view.unembed is None else view.unembed.numel()
     shared = view.unembed is not None and view.unembed.data_ptr() == view.embed.data_ptr()
@@ -44,10 +44,9 @@ def projections(heads: Heads) -> int:
     return sum(W.numel() for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O))
 
 
-def pairs(heads: Heads, tokens: int) -> AttentionCost:
-    """What happens between tokens in one layer, under its own mask."""
+def pairs(heads: Heads, tokens: int, size: int) -> AttentionCost:
+    """What happens between tokens in one layer, under its own mask; a number of the model has `size` bytes."""
     (h, _, d), g = heads.W_Q.shape, len(heads.W_K)
-    size = heads.W_Q.element_size()
     return attention_cost(heads.mechanism, (1, h, tokens, d), (1, g, tokens, d), heads.W_V.shape[-1], size)
 
 
@@ -60,10 +59,10 @@ def ffn_flops(view: View, layer: int) -> int:
 
 def cached_bytes(view: View, tokens: int) -> int:
     """Bytes of all keys and values of so many tokens."""
-    held = sum(len(one.W_K) * (one.W_K.shape[-1] + one.W_V.shape[-1]) * one.W_K.element_size() for one in view.blocks)
-    return held * tokens
+    held = sum(len(one.W_K) * (one.W_K.shape[-1] + one.W_V.shape[-1]) for one in view.blocks)
+    return held * view.dtype.itemsize * tokens
 
 
 def weights_bytes(view: View, tokens: int) -> int:
     """Bytes of all attention weights, if they were held."""
-    return sum(pairs(heads, tokens).bytes_weights for heads in view.blocks)
+    return sum(pairs(heads, tokens, view.dtype.itemsize).bytes_weights for heads in view.blocks)

@@ -44,6 +44,9 @@ class Crossing:
     asking: Heads
     memory: Norm
 
+    def __repr__(self) -> str:
+        return f"<Crossing by {self.asking!r}>"
+
     @cached_property
     def answering(self) -> Heads:
         """The same heads behind the norm of the source."""

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.half_precision import rounded_once
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.hooks import Ask
 from rheoscope.space.model import Edit, Edits, Hook, Hooks, LayerEdit, Rewrite
+from rheoscope.space.share import exact
 from rheoscope.space.stream import Description, looking
 
 
@@ -53,7 +55,8 @@ def _rewritten(
     mechanism: Mechanism,
     out: Tensor,
 ) -> Tensor:
-    new, beside = rewrite.change(read.pop(layer).reshape(len(q), q.shape[-2], -1), q, k, v, mechanism, out)
+    x = exact(read.pop(layer)).reshape(len(q), q.shape[-2], -1)
+    new, beside = rewrite.change(x, q, k, v, mechanism, out)
     if beside is not None:
         added[layer] = beside
     return new
@@ -67,7 +70,10 @@ def _adding(layer: int, added: dict[int, Tensor], then: Hook | None, x: Tensor) 
 
 
 def by_layer(blocks: Sequence[Heads], edit: Edits) -> dict[int, LayerEdit]:
-    """Layer → its edit, which gives outputs of heads or is refused; a head or a layer that is not there is refused."""
+    """Layer → its edit, which gives outputs of heads or is refused; a head or a layer that is not there is refused.
+
+    Edits compute in float32 or better, whatever the model computes in.
+    """
     whole: dict[int, LayerEdit] = {}
     single: dict[int, dict[int, Edit]] = {}
     change: Any
@@ -82,7 +88,8 @@ def by_layer(blocks: Sequence[Heads], edit: Edits) -> dict[int, LayerEdit]:
             whole[layer] = partial(_asked_of_layer, layer, change)
         else:
             single.setdefault(layer, {})[head] = partial(_asked, layer, head, change)
-    return whole | {layer: partial(_one_by_one, heads) for layer, heads in single.items()}
+    edits = whole | {layer: partial(_one_by_one, heads) for layer, heads in single.items()}
+    return {layer: rounded_once(change) for layer, change in edits.items()}
 
 
 def _one_by_one(edits: dict[int, Edit], q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
@@ -90,7 +97,7 @@ def _one_by_one(edits: dict[int, Edit], q: Tensor, k: Tensor, v: Tensor, mechani
     out, size = out.clone(), q.shape[1] // k.shape[1]
     for head, change in edits.items():
         its, group = slice(head, head + 1), slice(head // size, head // size + 1)
-        out[:, its] = change(q[:, its], k[:, group], v[:, group], of_head(mechanism, head)).to(out.dtype)
+        out[:, its] = change(q[:, its], k[:, group], v[:, group], of_head(mechanism, head))
     return out
 
 

@@ -8,7 +8,7 @@ for RMSNorm), R(delta) the model's own rotation. Moving a gain into the weights 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
@@ -20,6 +20,7 @@ from rheoscope.attention.feature import Feature
 from rheoscope.attention.lower.statistics import weight_statistics
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Placing, rotation_of
+from rheoscope.cards import card
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
 from rheoscope.space.operator import Factored
@@ -41,6 +42,9 @@ class Norm:
     bias: Float[Tensor, " d"] | None = None
     eps: float | None = None
     centred: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{'no norm' if self.eps is None else 'LayerNorm' if self.centred else 'RMSNorm'}>"
 
     def hat(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """x̂, the token before gain and bias; x itself where there is no norm."""
@@ -85,7 +89,7 @@ class Turned(Placing):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Relevance(Factored):
     """M of one head or of a layer: a Factored at offset 0 that answers for any offset under RoPE.
 
@@ -122,7 +126,7 @@ class Relevance(Factored):
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """All heads of one layer, described by the family, in the model's own tensors (views, no copies).
+    """All heads of one layer, described by the family, in the model's own tensors (views; float32 copies of those in half precision).
 
     `project(u)` are the model's own projections (biases and QK-norm included, rotation not); the matrices beside it say
     the same as operators, and loading proves that both agree.
@@ -143,6 +147,10 @@ class Heads:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     after: Norm | None = None
+
+    def __repr__(self) -> str:
+        h, d, k = self.W_Q.shape
+        return f"<Heads: {h} of width {k} in E of width {d}, {len(self.W_K)} of keys and values>"
 
     @property
     def count(self) -> int:
@@ -310,6 +318,18 @@ class Head:
     layer: int
     head: int
     heads: Heads
+
+    def __repr__(self) -> str:
+        return f"<Head L{self.layer}.H{self.head}: M {self.M!r}, F {self.F!r}>"
+
+    def _repr_html_(self) -> str:
+        told = {"M (QK circuit)": self.M, "F (OV circuit)": self.F, "mechanism": self._parts}
+        return card(self, f"Head L{self.layer}.H{self.head}", told)
+
+    @property
+    def _parts(self) -> str:
+        """What its mechanism is made of, by the names of the parts."""
+        return ", ".join(type(getattr(self.mechanism, part.name)).__name__ for part in fields(self.mechanism))
 
     @cached_property
     def M(self) -> Relevance:

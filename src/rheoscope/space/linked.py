@@ -47,6 +47,9 @@ class Linked:
     source: Trace
     target: Trace
 
+    def __repr__(self) -> str:
+        return f"<Linked source {self.source!r} and target {self.target!r}>"
+
     def save(self, directory: str | Path) -> Path:
         """Both Traces, side by side; `Linked.open(directory, model)` reads them again."""
         self.source.save(Path(directory) / "source")
@@ -61,7 +64,7 @@ class Linked:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pairing(Running):
     """An encoder-decoder that runs: `view` is the decoder, `encoder` the View of the encoder, a text is a pair.
 
@@ -113,7 +116,7 @@ class Pairing(Running):
         """One text of every pair: the sources (0) or the targets (1)."""
         ids = [pair[side] for pair in batch]
         told = [pair[side] if isinstance(pair[side], str) else "" for pair in texts]
-        return traced(view, description, points, ids, [self.words(one) for one in ids], told, logits)
+        return traced(view, description, points, ids, [self.words_in_text(one) for one in ids], told, logits)
 
     def run(self, text: Any, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
         """Logits (T, vocabulary) of the pair (source, target), with heads edited and points changed; undone on exit.
@@ -138,7 +141,7 @@ class Pairing(Running):
         """The ids of a source and of a target, from strings or as they are given."""
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise RheoscopeError(
-                f"an encoder-decoder reads pairs of texts, got {type(pair).__name__}; type (source, target)"
+                f"an encoder-decoder reads pairs of texts, got {type(pair).__name__}; type model.trace((source, target))"
             )
         return self.ids(pair[0], self.encode_source), self.ids(pair[1])
 

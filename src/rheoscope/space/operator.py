@@ -37,6 +37,9 @@ class Factored:
     left: Float[Tensor, "*h d r"]
     right: Float[Tensor, "*h r e"]
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {' × '.join(map(str, self.shape))} of rank {self.left.shape[-1]} or less>"
+
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.left.shape[:-1], self.right.shape[-1])

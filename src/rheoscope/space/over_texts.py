@@ -66,7 +66,13 @@ def over_texts(
     """
     refuse(analysis, traces, resamples, splits, settings)
     settings = settings | ({"seed": seed} if "seed" in inspect.signature(analysis).parameters else {})
-    found = [analysis(trace, **settings) for trace in traces]
+    return together([analysis(trace, **settings) for trace in traces], resamples, splits, seed)
+
+
+def together(
+    found: "Sequence[xarray.Dataset]", resamples: int = 2000, splits: int = 200, seed: int = 0
+) -> "xarray.Dataset":
+    """What an analysis gave for each of several texts, as `over_texts` gives it."""
     generator = torch.Generator().manual_seed(seed)
     weights = drawn(len(found), resamples, generator)
     halves = [torch.randperm(len(found), generator=generator) for _ in range(splits)]

@@ -20,7 +20,14 @@ def distances(inner: Table) -> Table:
     [[0.0, 1.0, 3.0], [1.0, 0.0, 2.0], [3.0, 2.0, 0.0]]
     """
     length = inner.diagonal(dim1=-2, dim2=-1)
-    both = length[..., :, None] + length[..., None, :]
+    return distances_between(inner, length, length)
+
+
+def distances_between(
+    inner: Float[Tensor, "*t m n"], rows: Float[Tensor, "*t m"], columns: Float[Tensor, "*t n"]
+) -> Float[Tensor, "*t m n"]:
+    """‖x_i − y_j‖ from ⟨x_i, y_j⟩ and the squared lengths of both; what is nothing but rounding is 0."""
+    both = rows[..., :, None] + columns[..., None, :]
     square = both - 2 * inner
     return torch.where(square > 450 * torch.finfo(inner.dtype).eps * both, square, 0).sqrt()
 

@@ -14,9 +14,7 @@ def predictions(view: View, points: Float[Tensor, "p d"]) -> Float[Tensor, "p vo
         raise RheoscopeError(
             f"{view.facts.get('model')} has no unembedding, so nothing can be read out; type a language model"
         )
-    # The unembedding reads the model's dtype, as the model itself does; what follows is float32 or better.
     logits = view.final_norm.own(points) @ view.unembed
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits if view.unembed_bias is None else logits + view.unembed_bias
     cap = view.logit_cap
     return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)

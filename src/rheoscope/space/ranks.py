@@ -1,5 +1,6 @@
 """Ranks along rows of which only some entries count, many rows at a time, and the correlation of ranks."""
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -54,10 +55,24 @@ def spearman(
 
 
 def ordered(x: Float[Tensor, "*t n"]) -> Int[Tensor, "*t n"]:
-    """Places of the entries of every row from the smallest on; NumPy sorts rows on a CPU four times as fast as torch."""
+    """Places of the entries of every row from the smallest on, of equal ones the earlier first; NaN comes last.
+
+    On a CPU the places travel in the last bits of the numbers, so that numbers alone are sorted, twice as fast as places: float64 that
+    are equal but for those bits (2⁻⁴² of the number in a row of a thousand) are taken for equal; float32 all differ.
+
+    >>> ordered(torch.tensor([[3.0, -1.0, 9.0, -1.0]])).tolist()
+    [[1, 3, 0, 2]]
+    """
     if x.device.type != "cpu":
-        return x.argsort(-1)
-    return torch.from_numpy(x.detach().numpy().argsort(-1))
+        return x.argsort(stable=True, dim=-1)
+    bits = x.detach().double().contiguous().numpy().view(np.int64)
+    mask = (1 << max(1, (x.shape[-1] - 1).bit_length())) - 1
+    packed = bits ^ ((bits >> 63) & np.int64(2**63 - 1))  # as numbers, negative ones turned round, in their order
+    packed &= ~np.int64(mask)
+    packed |= np.arange(x.shape[-1], dtype=np.int64)
+    packed.sort(-1)
+    packed &= np.int64(mask)
+    return torch.from_numpy(packed)
 
 
 def _shared(tied: Bool[Tensor, "r n1"]) -> Float[Tensor, "r n"]:

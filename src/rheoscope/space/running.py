@@ -11,12 +11,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.cards import card, counted
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
 from rheoscope.space.editing import for_one_run
 from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
+from rheoscope.space.share import exact
 from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
+from rheoscope.space.token_text import alone, as_bytes, in_a_text
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
@@ -26,14 +29,26 @@ from rheoscope.space.view import View
 class Running(ABC):
     """A network, its tokenizer (or None), its description and its View. `rheoscope.load` makes one.
 
-    A maker says four things: how to call the network, how its heads are edited, how a string becomes ids and how an id
-    becomes a string. Everything else is the same for all of them.
+    A maker says how to call the network, how its heads are edited, how a string becomes ids and how an id becomes a string.
+    Everything else is the same for all of them.
     """
 
     network: Any
     tokenizer: Any
     description: Description
     view: View
+
+    def __repr__(self) -> str:
+        return f"<Model {self.view.in_words}, {counted(self.parameter_count)} parameters>"
+
+    def _repr_html_(self) -> str:
+        told = self.view.in_numbers | {"parameters": counted(self.parameter_count)}
+        return card(self, self.view.name, told | {"certificate": self.view.facts.get("certificate", "none")})
+
+    @property
+    def parameter_count(self) -> int:
+        """Of the network, tied ones once."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
 
     @abstractmethod
     def call(self, ids: Any, real: Bool[Tensor, "b n"] | None) -> Tensor:
@@ -56,7 +71,11 @@ class Running(ABC):
 
     @abstractmethod
     def decode(self, token: int) -> str:
-        """One id as text."""
+        """One id as text, as the tokenizer gives it."""
+
+    @abstractmethod
+    def piece(self, token: int) -> str:
+        """The name of one id in the vocabulary."""
 
     @overload
     def trace(  # type: ignore[overload-overlap]  # a string is a sequence of strings; here it is one text
@@ -93,7 +112,9 @@ class Running(ABC):
                 found = self.call(ids, real)
             else:
                 self.pass_through(ids, real)
-        return traced(self.view, self.description, points, batch, [self.words(one) for one in batch], texts, found)
+        return traced(
+            self.view, self.description, points, batch, [self.words_in_text(one) for one in batch], texts, found
+        )
 
     def run(
         self,
@@ -107,6 +128,7 @@ class Running(ABC):
         `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer gives their outputs (b, h, n, e); a `Rewrite`
         reads the points of the layer too, and may write beside the heads.
         `hooks={"L3.resid_mid": g}`: the points (b, n, d) at that step become g(points).
+        All of them are given float32 or better; what they give is rounded to the model's dtype once.
         """
         ids = self.ids(text)[None].to(self.device)
         with self.changed(edit, hooks):
@@ -164,7 +186,9 @@ class Running(ABC):
             )
         points = {str(tap.step): seen[str(tap.step)] for tap in taps(self.description) if not tap.added}
         found = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
-        return value.detach(), {label: g.reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)}
+        return value.detach(), {
+            label: exact(g).reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)
+        }
 
     def proved(self, certificate: Certificate) -> "Running":
         """The same model, with its certificate among its facts."""
@@ -177,7 +201,10 @@ class Running(ABC):
     def ids(self, text: Text, encode: Callable[[str], list[int]] | None = None) -> Int[Tensor, " n"]:
         """Token ids as the tokenizer makes them (special tokens included), or the ids given; looked at once, here."""
         if isinstance(text, str) and self.tokenizer is None:
-            raise RheoscopeError("this model has no tokenizer: type token ids, or rs.load(model, tokenizer=…)")
+            raise RheoscopeError(
+                "this model has no tokenizer, so it reads no text; put its tokenizer.json beside its weights (in Python, "
+                "model.trace([1, 2, 3]) reads token ids, and rs.load(model, tokenizer=…) takes one)"
+            )
         ids = torch.tensor((encode or self.encode)(text)).long() if isinstance(text, str) else whole_numbers(text)
         longest, vocabulary = self.view.context, len(self.view.embed)
         if not len(ids) or (isinstance(text, str) and not text):  # a tokenizer may put a start token before nothing
@@ -193,10 +220,21 @@ class Running(ABC):
         return ids
 
     def words(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
-        """Each token as text; the number itself where there is no tokenizer."""
+        """Each token as text, by itself; the number itself where there is no tokenizer.
+
+        A space that a token begins with is part of it. Bytes that are no whole character are written as `⟨e4⟩`.
+        """
         if self.tokenizer is None:
             return [str(int(one)) for one in ids]
-        return [self.decode(int(one)) for one in ids]
+        return [alone(self.bytes_of(int(one))) for one in ids]
+
+    def words_in_text(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
+        """Each token as text, where they follow each other: a character of several tokens stands in the last of them."""
+        return self.words(ids) if self.tokenizer is None else in_a_text([self.bytes_of(int(one)) for one in ids])
+
+    def bytes_of(self, token: int) -> bytes:
+        """What one id stands for, in UTF-8."""
+        return as_bytes(self.piece(token), self.decode(token))
 
 
 def whole_numbers(text: Any) -> Int[Tensor, " n"]:
@@ -214,11 +252,9 @@ def whole_numbers(text: Any) -> Int[Tensor, " n"]:
 
 
 def room(description: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
-    """Where the points of a batch will stand, as wide and as exact as the stream; each text's after each other."""
-    width = description.blocks[0].W_O.shape[-1]
-    return torch.empty(
-        len(ids), len(taps(description)), ids.shape[1], width, device=ids.device, dtype=description.embed.weight.dtype
-    )
+    """Where the points of a batch will stand, in float32 or better; each text's after each other."""
+    width, dtype = description.blocks[0].W_O.shape[-1], description.blocks[0].W_O.dtype
+    return torch.empty(len(ids), len(taps(description)), ids.shape[1], width, device=ids.device, dtype=dtype)
 
 
 def traced(

@@ -17,6 +17,7 @@ from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Heads, Norm
 from rheoscope.space.hooks import Ask, asking
 from rheoscope.space.model import Hook, Hooks
+from rheoscope.space.share import exact
 from rheoscope.space.shared_change import Undo, set_method, shared_change
 from rheoscope.space.step import Step
 
@@ -58,6 +59,9 @@ class Description:
     out_of: Float[Tensor, "d w"] | None = None
     crossing: tuple[Crossing, ...] = ()
     crosses: tuple[nn.Module, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Description of {len(self.blocks)} layers, each {self.blocks[0]!r}>"
 
     def read_by(self, layer: int) -> Tap:
         """The points that the attention of a layer reads."""
@@ -194,14 +198,15 @@ def check_given(
 
 
 def _asked(label: str, hook: Hook, x: Tensor) -> Tensor:
-    """hook(x), which must be points again."""
-    new = hook(x)
+    """hook(x), which must be points again; it is given float32 or better, and what it gives is rounded once."""
+    seen = exact(x)
+    new = hook(seen)
     if not isinstance(new, Tensor) or new.shape != x.shape:
         came = f"a tensor {tuple(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
         raise RheoscopeError(
             f"the hook at {label} must return points {tuple(x.shape)}, got {came}; end it with `return x`"
         )
-    return new
+    return x if new is seen and torch.equal(new, x) else new.to(x.dtype)  # the same object: a hook may work in place
 
 
 def looking(tap: Tap, see: Callable[[Tensor], None]) -> Ask:

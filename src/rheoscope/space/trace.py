@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.cards import card, cut
+from rheoscope.files import check_free, signature, write_file
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
 from rheoscope.space.step import Step
@@ -44,6 +46,15 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __repr__(self) -> str:
+        said, (p, n, d) = f" {cut(self.text)}" if self.text else "", self.points.shape
+        return f"<Trace of {n} tokens{said} in {self.view.name}: {p} points × {n} tokens × width {d}>"
+
+    def _repr_html_(self) -> str:
+        p, n, d = self.points.shape
+        sizes = {"points": f"{p} points × {n} tokens × width {d}", "logits": "no" if self.logits is None else "kept"}
+        return card(self, f"Trace of {n} tokens", {"model": self.view.name} | sizes)
 
     def at(self, step: str | Step) -> Float[Tensor, "n d"]:
         """The cloud at a step or its label: `embed`, `L3.resid_mid`, `L3.resid_post`."""
@@ -172,9 +183,13 @@ class Trace:
         from safetensors.torch import save_file
 
         directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        points, labels = directory / "trace.safetensors", directory / "trace.json"
+        check_free(labels)
+        if points.exists() and not labels.exists():
+            raise RheoscopeError(f"{points} is there and was not written by Rheoscope; type another directory")
         arrays = {"points": self.points, "ids": self.ids, "logits": self.logits, "memory": self.memory}
         told = {
+            "written_by": signature(),
             "steps": [str(step) for step in self.steps],
             "tokens": self.tokens,
             "text": self.text,
@@ -183,11 +198,9 @@ class Trace:
             "not_read": sorted(map(str, self.not_read)),
             "facts": self.facts,
         }
-        partial = directory / ".trace.partial"
-        save_file({name: x.contiguous() for name, x in arrays.items() if x is not None}, partial)
-        partial.replace(directory / "trace.safetensors")
-        partial.write_text(json.dumps(told, indent=1, default=str))
-        partial.replace(directory / "trace.json")
+        kept = {name: x.contiguous() for name, x in arrays.items() if x is not None}
+        write_file(points, lambda file: save_file(kept, file))
+        write_file(labels, lambda file: file.write_text(json.dumps(told, indent=1, default=str)))
         return directory
 
     @staticmethod

@@ -44,6 +44,10 @@ class Traces(Sequence[Trace]):
     def __len__(self) -> int:
         return len(self.texts)
 
+    def __repr__(self) -> str:
+        b, p, n, d = self.points.shape
+        return f"<Traces of {b} texts in {self.view.name}: {b} texts × {p} points × at most {n} tokens × width {d}>"
+
     @overload
     def __getitem__(self, at: int) -> Trace: ...
 

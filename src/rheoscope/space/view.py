@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.cards import card
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Head, Heads, Norm
@@ -22,6 +24,7 @@ class View:
     longest text in tokens, where there is one; logits s are capped as c tanh(s / c) where there is a `logit_cap` c.
     `crossing[l]` are the heads by which layer l of a decoder reads a source, where there is one. `facts` say where it all
     comes from and decide no number: name, family, weight hash, dtype, device, and the certificate of exactness.
+    `dtype` is what the model computes in: its points and weights are rounded to it, and stand here in float32 or better.
     """
 
     blocks: tuple[Heads, ...]
@@ -35,6 +38,36 @@ class View:
     logit_cap: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     crossing: tuple[Crossing, ...] = ()
+    dtype: torch.dtype = torch.float32
+
+    def __repr__(self) -> str:
+        return f"<View of {self.in_words}>"
+
+    def _repr_html_(self) -> str:
+        return card(self, f"View of {self.name}", self.in_numbers)
+
+    @property
+    def name(self) -> str:
+        """What the model is called, on one line."""
+        return " ".join(str(self.facts.get("model", "a model")).split())
+
+    @property
+    def in_words(self) -> str:
+        """The model in a line: its name, its family, its sizes, where its weights are."""
+        told = self.in_numbers
+        return f"{self.name} ({told['family']}): {told['heads']}, width {told['width']}, {told['weights']}"
+
+    @property
+    def in_numbers(self) -> dict[str, str]:
+        """The same by names, for a card."""
+        kinds = dict.fromkeys(str(self.facts[key]) for key in ("type", "family") if key in self.facts)
+        return {
+            "family": " ".join(kinds) or "unknown",
+            "heads": f"{self.layers} layers × {self.heads} heads",
+            "width": str(self.width),
+            "vocabulary": f"{len(self.embed):,} tokens",
+            "weights": f"{str(self.embed.dtype).removeprefix('torch.')} on {self.embed.device}",
+        }
 
     @property
     def layers(self) -> int:

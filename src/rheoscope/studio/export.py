@@ -15,9 +15,11 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import facts, looks, wire
 from rheoscope.studio.session import Entry, Session
 from rheoscope.studio.starting import opened
-from rheoscope.studio.stored import EXAMPLE, STATIC
+from rheoscope.studio.stored import EXAMPLE, STATIC, inflated
 
 MARK = '<script type="application/json" id="rheoscope-export">{}</script>'
+FINE_PAIRS = 2_000_000
+"""Pairs of tokens, over all heads, beyond which maps are told in fewer steps, so that a page stays within a few megabytes."""
 Files = Iterator[tuple[str, bytes]]
 """Paths below the page, and what they hold."""
 
@@ -81,21 +83,23 @@ def answers(session: Session, entry: Entry) -> Files:
     for name, dataset in entry.so_far.found.items():
         if name in TABLE:
             yield f"{own}/analyses/{name}.bin", session.packed(entry, dataset)
+    many = len(entry.trace) ** 2 * sum(block.count for block in entry.trace.view.blocks)
+    steps = wire.FINE if many <= FINE_PAIRS else wire.COARSE
     for layer, block in enumerate(entry.trace.view.blocks):
         for head in range(block.count):
-            yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights")
+            yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights", steps)
             yield f"{own}/spectrum/{layer}/{head}.json", wire.written(looks.spectrum(entry, layer, head))
 
 
 def packed(path: str, data: bytes) -> bytes:
-    """Binary answers are compressed as files: no web server needs to know how."""
-    return gzip.compress(data, 9, mtime=0) if path.endswith(".bin") else data
+    """Answers of which there are many are compressed as files: no web server needs to know how."""
+    many = path.endswith(".bin") or "/token/" in path or "/spectrum/" in path
+    return gzip.compress(data, 9, mtime=0) if many else data
 
 
 def script(files: dict[str, bytes]) -> bytes:
-    """Every answer in one classic script, which a page that was opened from disk may read; JSON compressed there too."""
-    small = {path: data if path.endswith(".bin") else gzip.compress(data, 9, mtime=0) for path, data in files.items()}
-    told = {path: base64.b64encode(data).decode() for path, data in small.items()}
+    """Every answer in one classic script, which a page that was opened from disk may read; all of them compressed."""
+    told = {path: base64.b64encode(gzip.compress(inflated(data), 9, mtime=0)).decode() for path, data in files.items()}
     return f"window.RHEOSCOPE_FILES={json.dumps(told, separators=(',', ':'))};\n".encode()
 
 

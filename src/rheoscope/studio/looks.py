@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KINDS = ("weights", "scores", "reversed")
 LARGEST_MAP = 1024
-PAIRS, WRITERS = 60, 24
+PAIRS, WRITERS = 60, 12
 """Pairs of components that a score is told as, and components that a logit is; the rest is one sum."""
 
 
@@ -36,7 +36,7 @@ def cloud(session: "Session", entry: "Entry", axes: str, space: str) -> bytes:
     return wire.packed(header, {"points": points, "star": wire.as_array(seen.star.cpu().numpy(), ["axis"])})
 
 
-def head_map(entry: "Entry", layer: int, head: int, kind: str) -> bytes:
+def head_map(entry: "Entry", layer: int, head: int, kind: str, steps: int = wire.FINE) -> bytes:
     """Weights, scores or reversed attention of a head, a byte a pair; what a query may not see is missing."""
     if kind not in KINDS:
         raise RheoscopeError(f"unknown kind {kind[:40]!r}; type one of {', '.join(KINDS)}")
@@ -53,7 +53,7 @@ def head_map(entry: "Entry", layer: int, head: int, kind: str) -> bytes:
     values = torch.where(seen, found.float(), torch.nan).cpu().numpy()
     edited = any((one.layer, one.head) == (layer, head) for one in entry.edits)
     header = {"layer": layer, "head": head, "kind": kind, "edited": edited}
-    return wire.packed(header, {"map": wire.in_bytes(values, ["query", "key"])})
+    return wire.packed(header, {"map": wire.in_bytes(values, ["query", "key"], steps)})
 
 
 @torch.no_grad()
@@ -118,7 +118,7 @@ def token(entry: "Entry", position: int) -> dict[str, Any]:
     parts = {name: float(part) for name, part in attribution(trace, at, target).items()}
     if entry.edits:
         parts["edit"] = _logit(entry, at, target) - sum(parts.values())
-    largest = sorted(parts, key=lambda name: -abs(parts[name]))
+    largest = sorted(parts, key=lambda name: (name != "edit", -abs(parts[name])))
     written = [{"component": name, "logits": rounded(parts[name])} for name in largest[:WRITERS]]
     rest = rounded(sum(parts[name] for name in largest[WRITERS:]))
     return {

@@ -23,6 +23,7 @@ HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # names of the page's files do not change when they do
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
@@ -151,9 +152,10 @@ class _TooLargeError(Exception):
 def _with_headers(send: Send, cookie: str | None) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            named = dict(HEADERS) | ({} if cookie is None else {"set-cookie": cookie})
+            own = list(message.get("headers", []))
+            named = HEADERS | ({} if cookie is None else {"set-cookie": cookie})
             more = [(name.encode(), value.encode()) for name, value in named.items()]
-            message = {**message, "headers": [*message.get("headers", []), *more]}
+            message = {**message, "headers": own + [one for one in more if one[0] not in dict(own)]}
         await send(message)
 
     return sending

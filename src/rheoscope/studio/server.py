@@ -23,7 +23,7 @@ from rheoscope.studio.edits import Edit
 from rheoscope.studio.safety import App, Guard, Rules
 from rheoscope.studio.session import UNTRAINED, Entry, Session
 from rheoscope.studio.stored import Stored
-from rheoscope.studio.work import BusyError, Cancelled, Job, MissingError
+from rheoscope.studio.work import BusyError, CancelledError, Job, Log, MissingError
 
 if TYPE_CHECKING:
     import xarray
@@ -72,14 +72,15 @@ class Studio:
     stored: Stored | None
 
     def kept(self, trace: str, path: str, kind: str) -> bytes | None:
-        """A stored answer about the example, until the example itself is there."""
-        if self.stored is None or self.session.cache.get(trace) is not None:
-            return None
-        return self.stored.answer(trace + path, kind)
+        """A stored answer about the example; its id says what it is, so that computing it would give the same."""
+        return None if self.stored is None else self.stored.answer(trace + path, kind)
+
+    def is_example(self, trace: str) -> bool:
+        return self.stored is not None and trace == self.stored.id
 
     async def entry(self, name: str) -> Entry:
         """The text of an id; the example is computed when more is asked of it than is stored."""
-        if self.session.cache.get(name) is None and self.stored is not None and name == self.stored.id:
+        if self.stored is not None and self.is_example(name) and self.session.cache.get(name) is None:
             await self.trace(self.stored.model["id"], self.stored.text, [])
         return self.session.entry(name)
 
@@ -104,7 +105,7 @@ class Studio:
             waiting = asyncio.wrap_future(job.result)
             while not (await asyncio.wait([waiting], timeout=0.5))[0]:
                 if await request.is_disconnected():
-                    raise Cancelled
+                    raise CancelledError("nobody waits for this answer any more")
             return entry, waiting.result()
         finally:
             self.session.queue.release(held)
@@ -149,13 +150,11 @@ def sent(data: bytes) -> Response:
 
 def answer_errors(app: FastAPI) -> None:
     """Every error is one line; a fault of ours shows nothing of the inside."""
-    status = {MissingError: 404, BusyError: 429, Cancelled: 409}
+    status = {MissingError: 404, BusyError: 429, CancelledError: 409}
 
     @app.exception_handler(RheoscopeError)
-    @app.exception_handler(Cancelled)
-    async def refused(request: Request, error: Exception) -> Response:
-        line = "this work was cancelled; ask again" if isinstance(error, Cancelled) else str(error)
-        return said({"error": " ".join(line.split())}, status.get(type(error), 400))
+    async def refused(request: Request, error: RheoscopeError) -> Response:
+        return said({"error": " ".join(str(error).split())}, status.get(type(error), 400))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -172,9 +171,9 @@ def answer_errors(app: FastAPI) -> None:
         return said({"error": f"the server failed ({type(error).__name__}); see where it runs"}, 500)
 
 
-async def events(job: Job) -> AsyncIterator[bytes]:
+async def events(log: Log) -> AsyncIterator[bytes]:
     """What a job tells, as server-sent events."""
-    heard = job.log.listen()
+    heard = log.listen()
     following: asyncio.Task[Any] | None = None
     try:
         while True:
@@ -192,8 +191,8 @@ async def events(job: Job) -> AsyncIterator[bytes]:
             following.cancel()
 
 
-def streamed(job: Job) -> Response:
-    return StreamingResponse(events(job), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+def streamed(log: Log) -> Response:
+    return StreamingResponse(events(log), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
 # Models
@@ -207,9 +206,8 @@ def state(studio: Here) -> Response:
 
 @router.get("/models")
 def models(studio: Here) -> Response:
-    session = studio.session
-    recent = list(dict.fromkeys(one.source for one in reversed(list(session.models.values()))))
-    return said({"models": studio.models(), "recent": recent, "sources": session.sources.listed()})
+    sources = studio.session.sources
+    return said({"models": studio.models(), "recent": sources.recent(), "sources": sources.listed()})
 
 
 @router.post("/models")
@@ -231,7 +229,8 @@ async def new_trace(studio: Here, body: NewTrace) -> Response:
     asked = body.model or studio.session.first
     name = asked.removesuffix(UNTRAINED) + UNTRAINED * (body.untrained or asked.endswith(UNTRAINED))
     entry, cached = await studio.trace(name, body.text, body.edits)
-    return said({"id": entry.id, "job": studio.session.tell(entry, body.questions)[1], "cached": cached})
+    questions = [] if studio.is_example(entry.id) else body.questions  # those of the example are answered already
+    return said({"id": entry.id, "job": studio.session.tell(entry, questions)[1], "cached": cached})
 
 
 @router.get("/traces/{trace}")
@@ -242,8 +241,10 @@ async def head(studio: Here, trace: str) -> Response:
 
 @router.get("/traces/{trace}/events")
 async def trace_events(studio: Here, trace: str) -> Response:
+    if studio.stored is not None and studio.is_example(trace):
+        return streamed(studio.stored.told())
     entry = await studio.entry(trace)
-    return streamed(entry.job or studio.session.tell(entry)[0])
+    return streamed((entry.job or studio.session.tell(entry)[0]).log)
 
 
 @router.get("/traces/{trace}/verdicts")
@@ -359,7 +360,7 @@ def follow(studio: Here, job: str) -> Response:
 
 @router.get("/jobs/{job}/events")
 async def job_events(studio: Here, job: str) -> Response:
-    return streamed(studio.session.queue.job(job))
+    return streamed(studio.session.queue.job(job).log)
 
 
 @router.delete("/jobs/{job}")

@@ -124,13 +124,16 @@ class Session:
         with self._lock:
             known = self.models.get(name)
             if known is None or (known.job.over and known.model is None):
-                job = self.queue.begin("loading", f"loading {name}", partial(self._load, taken, untrained))
+                work = partial(self._load, source, taken, untrained)
+                job = self.queue.begin("loading", f"loading {name}", work)
                 known = self.models[name] = Opened(name, source, untrained, job)
             return known
 
-    def _load(self, source: str | None, untrained: bool, job: Job) -> Running:
+    def _load(self, source: str, taken: str | None, untrained: bool, job: Job) -> Running:
         with self._loading:
-            return self.load(source, untrained=untrained, progress=job.progress("loading"))
+            model = self.load(taken, untrained=untrained, progress=job.progress("loading"))
+            self.sources.remember(source)
+        return model
 
     def opened(self, name: str) -> Opened:
         """A model by its id; one that was never opened is opened where that is allowed."""

@@ -11,9 +11,10 @@ from rheoscope.opening import load
 from rheoscope.report.texts import text_of
 from rheoscope.report.threads import use_idle_cores
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.weights import settle_half_precision
 from rheoscope.studio.safety import Rules, is_loopback
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.sources import DEFAULT, Sources
+from rheoscope.studio.sources import DEFAULT, Sources, memory_file
 from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
 
 PORT = 8642
@@ -59,7 +60,9 @@ def start(model: str | None, host: str, port: int | None, open_page: bool, roots
     if open_page:
         webbrowser.open(page)
     try:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False)).run(sockets=[listening])
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)).run(
+            sockets=[listening]
+        )
     finally:
         session.close()
 
@@ -69,9 +72,10 @@ def opened(model: str | None, roots: Sequence[Path] = (), limits: Limits | None 
     wrong = next((root for root in roots if not root.is_dir()), None)
     if wrong is not None:
         raise RheoscopeError(f"{wrong} is no directory; type --root with one that holds models")
+    settle_half_precision()  # before there are threads: how warnings are caught is the whole process's
     first = model or DEFAULT
     named = () if model is None else (model,)
-    session = Session(load, Sources(named, tuple(roots)), limits or Limits(), first)
+    session = Session(load, Sources(named, tuple(roots), memory_file()), limits or Limits(), first)
     session.open(first)
     return session
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rheoscope.studio.work import Log
+
 STATIC = Path(__file__).parent / "static"
 """The built page; `make studio` makes it."""
 EXAMPLE = "example"
@@ -26,7 +28,23 @@ class Stored:
         file = (self.folder / "api" / "traces" / f"{path}.{kind}").resolve()
         if not path.startswith(self.id) or not file.is_relative_to(self.folder.resolve()) or not file.is_file():
             return None
-        return gzip.decompress(file.read_bytes()) if kind == "bin" else file.read_bytes()
+        return inflated(file.read_bytes())
+
+    def told(self) -> Log:
+        """What was told while it was asked, as far as an export keeps it."""
+        log, own = Log(), self.folder / "api" / "traces" / self.id
+        log.tell("head", **json.loads(own.with_suffix(".json").read_text(encoding="utf-8")))
+        for one in json.loads((own / "verdicts.json").read_text(encoding="utf-8"))["verdicts"]:
+            log.tell("verdict", **one)
+        for file in sorted((own / "analyses").glob("*.bin")):
+            log.tell("known", name=file.stem)
+        log.tell("done")
+        return log
+
+
+def inflated(data: bytes) -> bytes:
+    """A file of an export as it would travel: most are compressed as a whole, and say so in their first two bytes."""
+    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
 def stored_in(folder: Path) -> Stored | None:

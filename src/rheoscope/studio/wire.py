@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 MAGIC = b"RHEO"
 EDGE = 8
 """Arrays begin at multiples of so many bytes, as typed arrays of a browser want it."""
-MISSING = 255
-"""The byte that stands for no value."""
+MISSING, FINE, COARSE = 255, 254, 31
+"""The byte that stands for no value, and steps from the least to the largest value of a map; the coarse one compresses well."""
 LARGEST = 4_000_000
 """Bytes of one field beyond which it is named and not sent."""
 MARKS: dict[type, str] = {Line: "lines", Shape: "shapes", Cells: "cells", Word: "words"}
@@ -53,7 +53,7 @@ def as_array(values: Any, dims: Sequence[str]) -> Array:
     return Array(values.astype(np.float16 if values.dtype == np.float16 else np.float32), dims)
 
 
-def in_bytes(values: np.ndarray, dims: Sequence[str]) -> Array:
+def in_bytes(values: np.ndarray, dims: Sequence[str], steps: int = FINE) -> Array:
     """Numbers in one byte each, evenly from the least (0 where none is below) to the largest; what is not finite is missing.
 
     >>> one = in_bytes(np.array([0.0, 0.5, np.nan]), ["x"])
@@ -63,9 +63,9 @@ def in_bytes(values: np.ndarray, dims: Sequence[str]) -> Array:
     there = np.isfinite(values)
     known = values[there] if there.any() else np.zeros(1)
     low, high = min(0.0, float(known.min())), max(0.0, float(known.max()))
-    scale = (high - low) / (MISSING - 1) or 1.0
-    steps = np.rint((np.where(there, values, low) - low) / scale).astype(np.uint8)
-    return Array(np.where(there, steps, np.uint8(MISSING)), dims, scale, low, missing=True)
+    scale = (high - low) / steps or 1.0
+    each = np.rint((np.where(there, values, low) - low) / scale).astype(np.uint8)
+    return Array(np.where(there, each, np.uint8(MISSING)), dims, scale, low, missing=True)
 
 
 def packed(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

@@ -20,8 +20,12 @@ LAST = ("done", "error", "cancelled")
 """After one of these nothing more is told."""
 
 
-class Cancelled(Exception):
-    """Nobody waits for this work any more."""
+class Stop(BaseException):
+    """Raised inside work that nobody waits for any more; nothing that catches faults of an analysis catches it."""
+
+
+class CancelledError(RheoscopeError):
+    """What came of work that was cancelled."""
 
 
 class BusyError(RheoscopeError):
@@ -87,7 +91,7 @@ class Job:
 
     def check(self) -> None:
         if self._stop.is_set():
-            raise Cancelled
+            raise Stop
 
     def progress(self, name: str) -> Callable[[int, int], None]:
         """What hears how much of `name` is done, and ends the work where nobody waits for it."""
@@ -109,8 +113,8 @@ class Job:
         try:
             self.check()
             found = work(self)
-        except Cancelled:
-            self._end("cancelled", Cancelled())
+        except Stop:
+            self._end("cancelled", CancelledError("this work was cancelled; ask again"))
         except RheoscopeError as error:
             self._end("error", error, error=str(error))
         except Exception as error:  # a fault of ours: the page says so in one line, the log has the rest

@@ -1,11 +1,15 @@
 """What all hands have in common: words of others are words."""
 
 import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
 
 from rheoscope.report.draw.inline import figures, svg
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
-from rheoscope.report.picture import Axis, Line, Panel, Picture, Shape, Word
+from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word
 from tests.report.parts import Parts
 
 
@@ -55,7 +59,51 @@ def test_rings_stars_and_hairs_are_drawn_and_each_dot_has_its_own_words() -> Non
     hair, dots, ring, star, up, _ = in_notebook(Picture("", "", (panel,))).data
     assert (hair.hoverinfo, ring.marker.symbol, star.marker.symbol) == ("skip", "circle-open", "star")
     assert list(dots.customdata) == ["one", "two"]
-    assert (up.textposition, up.text[0]) == ("top center", "<b> up </b>")
+    assert (up.textposition, up.text[0]) == ("top center", "<b> \u2002up\u2002 </b>")
     paper = on_paper(Picture("", "", (panel,)))
     paper.draw_without_rendering()
     assert [text.get_text() for text in paper.axes[0].texts] == ["up", "down"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said", "span"),
+    [
+        (Cells(np.array([[0.2, 0.9]]), name="share"), ["0", "0.5", "1"], (0.0, 1.0)),
+        (Cells(np.array([[-7.0, 2.0]]), low=-5.0, high=5.0, name="z"), ["≤ −5", "0", "5"], (-1.0, 1.0)),
+        (Cells(np.array([[-1.0, 1.0]]), low=-1.0, name="lengths", log=True), ["0.1", "1", "10"], (-1.0, 1.0)),
+        (Cells(np.array([[0.0, 1.0]]), centre=0.25, name="share"), ["0", "0.25", "1"], (-1 / 3, 1.0)),
+    ],
+)
+def test_every_hand_says_which_colour_is_how_much(cells: Cells, said: list[str], span: tuple[float, float]) -> None:
+    picture = Picture("", "", (Panel("a", "", (cells,), Axis(names=("0", "1")), Axis(names=("L0",))),))
+    page = Parts(figures(picture))
+    assert (page.texts["b"], page.texts["span"][-1]) == (said, cells.name)
+    bar = on_paper(picture).axes[1]
+    assert [label.get_text() for label in bar.get_yticklabels()] == said
+    assert (bar.get_ylabel(), bar.get_ylim()) == (cells.name, pytest.approx(span))
+    heat = in_notebook(picture).data[0]
+    assert (list(heat.colorbar.ticktext), heat.colorbar.title.text) == (said, cells.name)
+    assert (heat.zmin, heat.zmax) == pytest.approx(span)
+
+
+def test_the_scale_has_the_colours_of_the_cells() -> None:
+    """At both ends and where the paper is seen: as faint on the bar as in the map."""
+    cells = Cells(np.array([[0.0, 1.0]]), centre=0.25, name="share")
+    assert [(round(shade, 3), side, round(at, 3)) for shade, side, at in cells.colours] == [
+        (-0.333, "second", 0.0), (0.0, "second", 0.25), (0.0, "first", 0.25), (1.0, "first", 1.0)
+    ]  # fmt: skip
+    picture = Picture("", "", (Panel("a", "", (cells,)),))
+    assert "linear-gradient(to right, #d9622b55 0%, #d9622b00 25%, #2f6fbf00 25%, #2f6fbfff 100%)" in figures(picture)
+    assert in_notebook(picture).data[0].colorscale[1:] == ((0.25, "#ffffff"), (0.25, "#ffffff"), (1.0, "#2f6fbf"))
+
+
+def test_names_below_a_panel_do_not_touch_and_counts_have_whole_ticks() -> None:
+    names = tuple(f"{at} <|endoftext|>" for at in range(30))
+    named = Panel("a", "", (Line("", range(30), range(30)),), Axis("", names), columns=3)
+    heads = Panel("b", "", (Line("", [1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4]),), Axis("heads used"))
+    figure = on_paper(Picture("", "", (named, heads)))
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert len(boxes) > 3
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert all(float(tick) == round(float(tick)) for tick in figure.axes[1].get_xticks())

@@ -100,10 +100,20 @@ def cells(panel: Panel) -> Cells:
 def by_three_hands(picture: Picture) -> None:
     """Every panel is drawn on paper, in a notebook and on a page."""
     paper, notebook = on_paper(picture), in_notebook(picture)
-    assert [axes.get_title("left") for axes in paper.axes] == [panel.title for panel in picture.panels]
+    bars = [axes for axes in paper.axes if axes.get_label() == "<colorbar>"]
+    assert [axes.get_title("left") for axes in paper.axes if axes not in bars] == [
+        panel.title for panel in picture.panels
+    ]
+    maps = [mark for panel in picture.panels for mark in panel.maps]
+    assert [axes.get_ylabel() for axes in bars] == [mark.name for mark in maps]
+    assert all(mark.name for mark in maps), "a scale of colours says what it measures"
+    heats = [trace for trace in notebook.data if trace.type == "heatmap"]
+    assert [trace.colorbar.title.text for trace in heats] == [mark.name for mark in maps]
     assert len(notebook.data) == sum(len(panel.marks) for panel in picture.panels)
     on_a_page(picture)
 
 
 def on_a_page(picture: Picture) -> None:
-    assert Parts(figures(picture)).count("svg") == len(picture.panels)
+    parts = Parts(figures(picture))
+    assert parts.count("svg") == len(picture.panels)
+    assert parts.count("div", "scale") == sum(len(panel.maps) for panel in picture.panels)

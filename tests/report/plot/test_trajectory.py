@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rheoscope.report.draw.inline import svg
-from rheoscope.report.picture import Line
+from rheoscope.report.naming import Name, box
+from rheoscope.report.picture import Line, Word
 from rheoscope.report.plot.trajectory import maker, speeds
 from rheoscope.space.step import Step
 from tests.report.parts import Parts
@@ -29,3 +30,19 @@ def test_speed_is_told_by_maker() -> None:
     post = [Step.parse(f"L0.{name}") for name in ("attn_sum", "resid_mid", "mlp_sum", "resid_post")]
     assert [maker(step, post) for step in post] == ["attention", "norm", "MLP", "norm"]
     assert maker(Step.parse("L0.resid_cross"), []) == "cross attention"
+
+
+def test_paths_have_the_names_of_their_tokens_where_there_is_room() -> None:
+    """First and last token stand out; no name lies on another."""
+    panel, dataset = drawn("trajectory").panels[0], found("trajectory")
+    names = [mark for mark in panel.marks if isinstance(mark, Word)]
+    assert [(word.text, word.strong) for word in names[:3]][:2] == [("<|endoftext|>", True), (".", True)]
+    assert 8 < len(names) <= dataset.sizes["token"]
+    ends = {(float(x), float(y)) for x, y in dataset.place.values[-1]}
+    assert all((word.x, word.y) in ends for word in names)
+    boxes = [
+        box(Name(word.x, word.y, word.text, word.strong), len(word.text), word.side, (panel.x.high - panel.x.low) / 2)
+        for word in names
+    ]
+    for at, one in enumerate(boxes):
+        assert not any((one[:2] < other[2:]).all() and (other[:2] < one[2:]).all() for other in boxes[at + 1 :])

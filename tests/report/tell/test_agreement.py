@@ -50,9 +50,9 @@ def test_sentences_count_heads_on_both_sides_of_their_null() -> None:
     q[0, :3], z[0, 0], z[0, 1], z[0, 2] = 0.01, 5, 6, -4
     planted = found.assign(q_value=found.q_value.copy(data=q), z=found.z.copy(data=z))
     first = verdict(holding(planted))[0]
-    assert first.startswith("2 of 24 heads read similarity")
-    assert "1 read its opposite" in first
-    assert "21 cannot be told from random" in first
+    assert first.endswith(
+        "by 2 of 24 heads, its opposite by 1; not to be told from random: 21 (4 draws a head, false discovery rate 5 %)."
+    )
     picture = picture_of(planted)
     assert picture.panels[0].marks[0].marked == {(0, 0), (0, 1), (0, 2)}
     maps = rs.plot(planted).axes
@@ -81,8 +81,8 @@ def test_lists_are_sorted_by_how_clear_their_heads_are() -> None:
     assert furthest(planted) == (0, 1)
     assert planted.z.values[surest(planted)] == 5
     lines = list_lines(holding(planted))
-    assert lines[0].startswith("2 read similarity: L1.H0 .90, L5.H3 .20. L1.H0 has torn apart")
-    assert lines[1].startswith("2 read its opposite: L0.H1 -.70, L3.H2 -.40. L0.H1 has torn apart")
+    assert lines[0].startswith("Reads similarity (2 heads): L1.H0 .90, L5.H3 .20. L1.H0 has torn apart")
+    assert lines[1].startswith("Reads its opposite (2 heads): L0.H1 -.70, L3.H2 -.40. L0.H1 has torn apart")
     assert f"and {19 - LISTED} more" in lines[2]
     (table,) = head_table(holding(planted))
     assert isinstance(table, Table)

@@ -69,8 +69,7 @@ def test_two_texts_stand_below_each_other_with_their_difference() -> None:
     assert table.ends == frozenset({2, 5, 8, 11, 14, 17})
     for layer in range(6):
         first, second, apart = table.rows[3 * layer : 3 * layer + 3]
-        assert [row[0].text for row in (first, second, apart)] == [f"L{layer}", "", ""]
-        assert [row[1].text for row in (first, second, apart)] == ["1", "2", "2−1"]
-        for at, column in enumerate(columns(told().found), 2):
+        assert [row[0].text for row in (first, second, apart)] == [f"L{layer} {text}" for text in ("1", "2", "2−1")]
+        for at, column in enumerate(columns(told().found), 1):
             a, b = (column.value(one.found[column.analysis], layer) for one in (told(), other))
             assert (first[at].text, second[at].text, apart[at].text) == (short(a), short(b), short(b - a))

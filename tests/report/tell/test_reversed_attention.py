@@ -1,8 +1,10 @@
 """How the loss wants attention to change, in words: the heads, the tokens, and whether it helps."""
 
 import math
+from typing import Any
 
 import pytest
+import xarray as xr
 
 import rheoscope as rs
 from rheoscope.report.answers import Answers
@@ -32,8 +34,22 @@ def test_heads_and_tokens_are_those_of_the_map(answers: Answers) -> None:
     assert "−log p(·on) after ·are" in table.heading
     assert [row[0].text for row in table.rows] == [f"L{layer}.H{head}" for layer, head in strongest(found, LISTED)]
     token, value = pulls(found, layer, head, -1)[0]
-    assert table.rows[0][2].text.startswith(f"{answers.text.tokens[token].replace(' ', '·')} {token} ({value:+.3f})")
-    assert "−0" not in table.rows[0][3].text
+    assert table.rows[0][2].text.startswith(f"{answers.text.tokens[token].replace(' ', '·')} {token} ({-value:.3f})")
+    assert not any("-" in row[at].text.replace("|-", "") for row in table.rows for at in (2, 3))
+
+
+def test_one_head_and_no_pull_are_told_as_such(answers: Answers) -> None:
+    found = answers.found["reversed_attention"]
+
+    def told(some: Any) -> list[str]:
+        return sentences(Answers(answers.view, answers.words, answers.trace, {"reversed_attention": some}))
+
+    assert "The strongest of 24 heads has" in told(found)[2]
+    assert len(told(found.isel(layer=[0], head=[0]))) == 2
+    still = found.assign(norm=0 * found.norm, pull=0 * found.pull)
+    assert told(still)[1:] == ["The loss pulls at no head."]
+    many = xr.concat([found] * 2, "layer", data_vars="minimal")
+    assert "The strongest 2 of 48 heads have" in told(many)[2]
 
 
 def test_sentences_tell_how_likely_how_gathered_and_whether_it_helps(answers: Answers) -> None:

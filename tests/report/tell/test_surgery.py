@@ -6,7 +6,7 @@ import rheoscope as rs
 from rheoscope.covers.pieces import pieces
 from rheoscope.report.answers import Answers
 from rheoscope.report.jobs import JOBS
-from rheoscope.report.tell.surgery import CHANGES, blocks, each_table, sentences
+from rheoscope.report.tell.surgery import CHANGES, blocks, each_table, sentences, worth
 from rheoscope.report.telling import Lines, Table
 from tests.report.cases import answered, model
 
@@ -16,7 +16,7 @@ TEXT = "The keys to the cabinet are on the table, and the man who has them went 
 def test_a_difference_is_told_only_where_its_interval_leaves_out_0() -> None:
     found = rs.surgery(model(), pieces(model(), TEXT * 8, 32), M="symmetric")
     said = sentences(found)
-    assert f"{float(found.cost.sel(change='edit')):+.4f}" in said[0]
+    assert f"rises by {float(found.cost.sel(change='edit')):.4f}" in said[0]
     row = found.sel(change="size")
     told = "does not tell from 0" in said[1]
     assert told == (float(row.excess_low) <= 0 <= float(row.excess_high))
@@ -38,7 +38,7 @@ def test_every_change_has_its_row() -> None:
     assert [row[1].text for row in table.rows] == [f"{float(cost):+.4f}" for cost in found.cost.values]
     assert {row[2].text for row in table.rows} == {"too little text"}
     assert "in L2.H1 L3.H2, nats per token" in table.heading
-    assert "in L2.H1 L3.H2 it changes by" in said.lines[0]
+    assert "in L2.H1 L3.H2 it falls by" in said.lines[0]
     assert blocks(Answers(model().view, model().words, None)) == []
 
 
@@ -57,3 +57,16 @@ def test_heads_changed_alone_are_ordered_by_what_they_cost() -> None:
     assert isinstance(one, Table)
     assert len(one.rows) == 1
     assert float(one.rows[0][1].text) == pytest.approx(costs[0, 1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("edit", "silenced", "says"),
+    [
+        (0.02, 0.1, "Silencing these heads costs +0.1000; the replacement costs 20% of that."),
+        (-0.02, 0.1, "Silencing these heads costs +0.1000; the replacement costs nothing."),
+        (0.02, -0.1, "Silencing these heads costs nothing here: the loss falls by 0.1000."),
+        (0.02, -0.00001, "Silencing these heads costs nothing here: the loss stays as it is."),
+    ],
+)
+def test_nothing_has_a_share_of_nothing(edit: float, silenced: float, says: str) -> None:
+    assert worth(edit, silenced) == says

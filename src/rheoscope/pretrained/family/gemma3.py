@@ -10,6 +10,7 @@ from rheoscope.pretrained.family import llama
 from rheoscope.pretrained.family.parts import apart, rms_norm, softmax_attention, turned
 from rheoscope.pretrained.family.qwen3 import normed
 from rheoscope.space.head import Heads, Norm
+from rheoscope.space.share import exact
 from rheoscope.space.stream import Description, pre_norm_taps
 
 KNOWN = llama.KNOWN | {
@@ -30,7 +31,7 @@ def describe(network: Any) -> Description:
 
 
 def one_plus(module: Any) -> Norm:
-    return rms_norm(module, 1.0 + module.weight)
+    return rms_norm(module, 1.0 + exact(module.weight))
 
 
 def mlp(layer: Any, x: Tensor) -> Tensor:

@@ -70,8 +70,29 @@ def figure(panel: Panel) -> str:
     least = f' style="min-width:{round(0.75 * Frame(panel).width)}px"' if worded and panel.columns > 1 else ""
     sheet = svg(panel).replace("<svg", f"<svg{least}", 1)
     kind = f"of{panel.columns}{' tall' * (panel.height > 1.5 and panel.columns == 2)}"
-    own = "" if panel.cells or len(panel.key) < 2 else key(panel.key)
+    own = "".join(map(scale, panel.maps)) if panel.cells else key(panel.key) if len(panel.key) > 1 else ""
     return f'<figure class="{kind}">{head}{own}<div class="scroll">{sheet}</div></figure>'
+
+
+def scale(mark: Cells) -> str:
+    """Which colour is how much: a bar with both its ends and a number between them, and what they measure.
+
+    >>> import numpy as np
+    >>> scale(Cells(np.array([[0.5]]), name="share")).count("<b")
+    3
+    """
+    at = [f"{100 * place:.0f}%" for place in mark.places]
+    colours = ", ".join(f"{shaded(side, abs(shade))} {100 * place:.0f}%" for shade, side, place in mark.colours)
+    said = "".join(
+        f'<b style="left:{left}">{escape(words)}</b>' for left, (_, words) in zip(at, mark.scale, strict=True)
+    )
+    bar = f'<i style="background:linear-gradient(to right, {colours})">{said}</i>'
+    return f'<div class="scale">{bar}<span>{escape(mark.name)}</span></div>'
+
+
+def shaded(side: str, shade: float) -> str:
+    """A colour of the palette as faint as a cell of this shade, in CSS; what is behind it is seen through it."""
+    return f"{colour_of(side)}{round(255 * shade):02x}"
 
 
 def key(looks: dict[str, tuple[str, str]]) -> str:

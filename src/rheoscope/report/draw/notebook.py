@@ -2,9 +2,12 @@
 
 from typing import Any
 
-from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
+from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, decades, number, thinned
 from rheoscope.report.style import INK, MUTED, PAPER
 from rheoscope.shapes import RheoscopeError
+
+SPACE = "\u2002"
+"""Between a word and its dot; plotly drops others."""
 
 
 def in_notebook(picture: Picture) -> Any:
@@ -32,14 +35,13 @@ def in_notebook(picture: Picture) -> Any:
         vertical_spacing=min(130 / (160 + 310 * sum(heights)), 0.9 / len(rows)),
     )
     for at, (panel, row, column) in enumerate(placed):
-        for mark in panel.marks:
-            put(figure, mark, panel, row, column, "legend" if panel.cells else f"legend{at + 2}")
         figure.update_xaxes(**axis_of(panel.x, panel, "x"), row=row, col=column)
         figure.update_yaxes(**axis_of(panel.y, panel, "y"), row=row, col=column)
         place = figure.get_subplot(row, column)
         if panel.equal:
             figure.update_yaxes(scaleanchor=place.yaxis.anchor, scaleratio=1, row=row, col=column)
         head(figure, panel, at, place)
+    put(figure, placed)
     each_once(figure)
     title = {"text": escaped(picture.title), "x": 0.01, "y": 0.99, "yanchor": "top", "font": {"color": INK}}
     below = {"orientation": "h", "x": 0, "y": 0.005, "yanchor": "bottom", "yref": "container"}
@@ -48,9 +50,10 @@ def in_notebook(picture: Picture) -> Any:
 
 
 def between(picture: Picture) -> float:
-    """Room between panels for the names on the left of them."""
+    """Room between panels for the names on the left of them, and for scales of colours on their right."""
     longest = max((len(name) for panel in picture.panels for name in panel.y.names), default=0)
-    return min(0.05 + 0.006 * min(longest, 16), 0.14)
+    scales = 0.045 * any(panel.cells for panel in picture.panels)
+    return min(0.05 + 0.006 * min(longest, 16), 0.14) + scales
 
 
 def head(figure: Any, panel: Panel, at: int, place: Any) -> None:
@@ -93,26 +96,45 @@ def specs(rows: list[list[Panel]]) -> list[list[dict[str, int] | None]]:
     return table
 
 
-def put(figure: Any, mark: Any, panel: Panel, row: int, column: int, legend: str) -> None:
+def put(figure: Any, placed: list[tuple[Panel, int, int]]) -> None:
+    """Everything that stands on the panels, in one call: plotly looks at the whole figure again at each."""
+    traces, frames, rows, columns = [], [], [], []
+    for at, (panel, row, column) in enumerate(placed):
+        place = figure.get_subplot(row, column)
+        for mark in panel.marks:
+            traces.append(drawn(mark, panel, place, "legend" if panel.cells else f"legend{at + 2}"))
+            rows.append(row)
+            columns.append(column)
+        axes = {"xref": place.yaxis.anchor, "yref": place.xaxis.anchor}
+        frames += [framed(cell) | axes for cells in panel.maps if not len(cells.texts) for cell in cells.marked]
+    figure.add_traces(traces, rows=rows, cols=columns)
+    figure.update_layout(shapes=frames)
+
+
+def drawn(mark: Any, panel: Panel, place: Any, legend: str) -> Any:
+    """A mark as a trace."""
     from plotly import graph_objects as go
 
     if isinstance(mark, Word):
-        drawn: Any = word(mark)
+        trace: Any = word(mark)
     elif isinstance(mark, Shape):
-        drawn = go.Scatter(
+        trace = go.Scatter(
             x=list(mark.x), y=list(mark.y), fill="toself", mode="none", fillcolor=colour_of(mark.colour),
             opacity=mark.opacity, hoveron="fills", text=escaped(mark.tip), hoverinfo="text", name=escaped(mark.name),
         )  # fmt: skip
     elif isinstance(mark, Cells):
-        drawn = heat(mark, panel)
+        trace = heat(mark, place)
     else:
-        drawn = line(mark, panel)
+        trace = line(mark, panel)
     named = getattr(mark, "name", "") in panel.key and (panel.cells or len(panel.key) > 1)
-    drawn.update(showlegend=named, **({"legend": legend} if named else {}))
-    figure.add_trace(drawn, row=row, col=column)
-    for at in mark.marked if isinstance(mark, Cells) and not len(mark.texts) else ():
-        frame = {"x0": at[1] - 0.5, "x1": at[1] + 0.5, "y0": at[0] - 0.5, "y1": at[0] + 0.5}
-        figure.add_shape(type="rect", **frame, line={"color": INK, "width": 1.5}, row=row, col=column)
+    trace.update(showlegend=named, **({"legend": legend} if named else {}))
+    return trace
+
+
+def framed(cell: tuple[int, int]) -> dict[str, Any]:
+    row, column = cell
+    edge = {"color": INK, "width": 1.5}
+    return {"type": "rect", "x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5, "line": edge}
 
 
 def word(mark: Word) -> Any:
@@ -121,7 +143,8 @@ def word(mark: Word) -> Any:
     anchor = {
         "left": "middle left", "right": "middle right", "above": "top center", "below": "bottom center", "middle": "middle center"
     }[mark.side]  # fmt: skip
-    text = f"<b> {escaped(mark.text)} </b>" if mark.strong else escaped(mark.text)  # room for a ring
+    text = escaped(mark.text) if mark.side == "middle" else f"{SPACE}{escaped(mark.text)}{SPACE}"
+    text = f"<b> {text} </b>" if mark.strong else text  # room for a ring
     return go.Scatter(
         x=[mark.x], y=[mark.y], text=[text], mode="text", textposition=anchor, textfont={"size": 10}, hoverinfo="skip"
     )
@@ -150,24 +173,45 @@ def line(mark: Line, panel: Panel) -> Any:
     )  # fmt: skip
 
 
-def heat(cells: Cells, panel: Panel) -> Any:
+def heat(cells: Cells, place: Any) -> Any:
     from plotly import graph_objects as go
 
-    shades = cells.shades
+    (low, _), _, (high, _) = cells.scale
     tips = cells.tips or [[f"{value:.4g}" for value in row] for row in cells.values]
-    scale = [[0, colour_of("second")], [0.5, PAPER], [1, colour_of("first")]]
+    colours = [[at, on_paper(colour_of(side), abs(shade))] for shade, side, at in cells.colours]
     return go.Heatmap(
-        z=shades, zmin=-1, zmax=1, colorscale=scale, showscale=False, xgap=1, ygap=1,
+        z=cells.shades, zmin=low, zmax=high, colorscale=colours, colorbar=scale(cells, place), xgap=1, ygap=1,
         text=[[escaped(text) for text in row] for row in cells.texts] or None, texttemplate="%{text}" if cells.texts else None,
         hovertext=[[escaped(tip) for tip in row] for row in tips], hoverinfo="text",
     )  # fmt: skip
+
+
+def scale(cells: Cells, place: Any) -> dict[str, Any]:
+    """Which colour is how much, on the right of a map: both ends, a number between them, what they measure."""
+    (shades, words), (low, high) = zip(*cells.scale, strict=True), place.yaxis.domain
+    return {
+        "x": place.xaxis.domain[1], "xpad": 4, "y": (low + high) / 2, "len": high - low, "ypad": 0, "thickness": 8,
+        "tickvals": list(shades), "ticktext": list(words), "tickfont": {"size": 9, "color": MUTED}, "outlinewidth": 0,
+        "title": {"text": escaped(cells.name), "side": "right", "font": {"size": 9, "color": MUTED}},
+    }  # fmt: skip
+
+
+def on_paper(colour: str, shade: float) -> str:
+    """A colour as faint as its shade, on the paper.
+
+    >>> on_paper("#2f6fbf", 0.0), on_paper("#2f6fbf", 1.0)
+    ('#ffffff', '#2f6fbf')
+    """
+    parts = ((int(colour[at : at + 2], 16), int(PAPER[at : at + 2], 16)) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(shade * ink + (1 - shade) * paper):02x}" for ink, paper in parts)
 
 
 def axis_of(axis: Axis, panel: Panel, direction: str) -> dict[str, Any]:
     """An axis in plotly's words."""
     told: dict[str, Any] = {"title": {"text": escaped(axis.label), "font": {"size": 11, "color": MUTED}}}
     if axis.log:
-        told |= {"type": "log"}
+        values = decades(*panel.span(direction))
+        told |= {"type": "log", "tickvals": values, "ticktext": [number(value) for value in values]}
     elif panel.cells and direction == "y":
         told |= {"autorange": "reversed"}
     else:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
 from rheoscope.report.style import INK, MUTED, PAPER, new_figure, styled
 
@@ -42,6 +44,8 @@ def draw(axes: "Axes", panel: Panel) -> None:
     """One panel: its marks in their order, then its axes and its key."""
     for mark in panel.marks:
         put(axes, mark)
+    for mark in panel.maps:
+        scale(axes, mark, panel.height)
     dress(axes, panel)
 
 
@@ -112,12 +116,39 @@ def put_cells(axes: "Axes", cells: Cells) -> None:
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=0.9))
 
 
+def scale(axes: "Axes", cells: Cells, height: float) -> None:
+    """Which colour is how much, on the right of a map: both ends, a number between them, what they measure."""
+    slim = ROW * height / 0.16  # inches
+    bar = axes.figure.colorbar(axes.images[-1], ax=axes, fraction=0.05, pad=0.02, aspect=slim, shrink=0.92)
+    shades, words = zip(*cells.scale, strict=True)
+    bar.ax.set_ylim(shades[0], shades[-1])
+    bar.set_ticks(shades, labels=words)
+    bar.ax.tick_params(labelsize=7, length=0, pad=2)
+    bar.outline.set_visible(False)
+    bar.set_label(plain(cells.name), fontsize=7, color=MUTED)
+
+
 def plain(text: str) -> str:
     """A dollar sign is a dollar sign, not the start of a formula."""
     return text.replace("$", r"\$")
 
 
+def fitting(panel: Panel) -> int:
+    """How many names find room below a panel."""
+    longest = max((len(panel.x.names[at]) for at in thinned(panel.x, len(panel.x.names) or 1)), default=0)
+    return max(2, 66 * panel.columns // (longest + 2))
+
+
+def counted(panel: Panel, axis: Axis) -> bool:
+    """Does an axis count things? Then a tick between two of them says nothing."""
+    direction = "x" if axis is panel.x else "y"
+    lines = [np.asarray(getattr(mark, direction), dtype=float) for mark in panel.marks if isinstance(mark, Line)]
+    return bool(lines) and all((line == np.round(line)).all() for line in lines if np.isfinite(line).all())
+
+
 def dress(axes: "Axes", panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     keyed = not panel.cells and len(panel.key) > 1
     rows = key(axes, panel) if keyed else 0
     axes.set_title(panel.title, loc="left", fontsize=9, color=INK, pad=6 + 11 * rows)
@@ -131,7 +162,9 @@ def dress(axes: "Axes", panel: Panel) -> None:
             low, high = panel.span("x" if axis is panel.x else "y")
             air = 0.02 * (high - low) if axis.names else 0.0
             limits(low - air, high + air)
-        label(which, axis, 16 if panel.columns == 3 or axis is panel.y else 12)
+        label(which, axis, 16 if axis is panel.y else fitting(panel))
+        if not (axis.names or axis.log or axis.bare) and counted(panel, axis):
+            which.set_major_locator(MaxNLocator(integer=True))
     if panel.equal:
         axes.set_aspect("equal", adjustable="box")
     axes.spines[["left", "bottom"]].set_visible(not panel.y.bare)
@@ -161,5 +194,5 @@ def label(which: object, axis: Axis, most: int) -> None:
     if axis.bare:
         which.set_ticks([])  # type: ignore[attr-defined]
     elif axis.names:
-        at = thinned(axis, most if len(axis.names) <= 40 else 8)
+        at = thinned(axis, most)
         which.set_ticks(at, [plain(axis.names[i]) for i in at])  # type: ignore[attr-defined]

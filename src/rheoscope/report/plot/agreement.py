@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import xarray
 
 CAPTION = (
-    "Blue heads score those keys high that are like the query in E, orange ones those that are unlike it; white ones do not ask. The raw "
-    "map counts nearness and length as similarity, the controlled one takes both out; framed heads lie beyond random heads of the same "
-    "singular values at a false discovery rate of 5 %. Position alone is what nearness would explain; untrained is the same architecture "
-    "at initial weights."
+    "Blue heads score those keys high that are like the query in E, orange ones those that are unlike it; the fainter its colour, the "
+    "less a head asks. The raw map counts nearness and length as similarity, the controlled one takes both out; framed heads "
+    "lie beyond random heads of the same singular values at a false discovery rate of 5 %. Position alone is what nearness would "
+    "explain; untrained is the same architecture at initial weights."
 )
 MAPS = {
     "agreement": "Agreement, given distance and length",
@@ -44,6 +44,7 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
             beyond(dataset) if name == "agreement" else frozenset(),
             under_pointer(dataset) if name == "agreement" else {},
             types,
+            name="z" if name == "z" else "Spearman’s ρ",
         )
         for name, title in MAPS.items()
         if name in dataset

@@ -36,4 +36,6 @@ def slopes(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     """One square a head."""
     values = dataset.slope.values
     reach = max(float(abs(values).max()), 1e-30)
-    return head_map("Slope of every head", dataset.slope.attrs["definition"], values, (-reach, reach), types=types)
+    return head_map(
+        "Slope of every head", dataset.slope.attrs["definition"], values, (-reach, reach), types=types, name="slope"
+    )

@@ -113,7 +113,7 @@ def between_layers(dataset: "xarray.Dataset", kind: str) -> Panel:
     reach = max(float(np.nanmax(np.abs(values))), 1e-30)
     sides = tuple(f"L{at}" for at in range(count))
     about = f"The strongest pair of heads of every two layers. {dataset[kind].attrs['definition']}."
-    marks = (Cells(values, tips=tips, low=-reach, high=reach),)
+    marks = (Cells(values, tips=tips, low=-reach, high=reach, name="composition"),)
     axes = Axis("reads", sides), Axis("writes", sides)
     return Panel(f"{KINDS[kind][0]}, by layers", about, marks, *axes, height=max(1.0, (count * 8 + 46) / 236))
 

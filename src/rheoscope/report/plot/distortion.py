@@ -33,7 +33,7 @@ CURVES = {
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Maps of the distances kept, curves over depth beside their nulls, and how queries lie to keys."""
     maps = [
-        head_map(title, dataset.rsa.attrs["definition"], dataset.rsa.sel(image=image).values, types=types)
+        head_map(title, dataset.rsa.attrs["definition"], dataset.rsa.sel(image=image).values, types=types, name="RSA")
         for image, title in MAPS.items()
     ]
     curves = (over_depth(dataset, name, title) for name, title in CURVES.items())

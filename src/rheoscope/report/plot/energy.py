@@ -48,4 +48,6 @@ def heads(dataset: "xarray.Dataset", name: str, title: str, types: "xarray.Datas
     values, z = dataset[name].values, dataset[{"cosine": "z", "alignment": "alignment_z"}[name]].values
     marked = frozenset((int(a), int(b)) for a, b in np.argwhere(dataset.gradient_like.values))
     reach = max(float(np.nanmax(np.abs(values))), 1e-6)
-    return head_map(title, dataset[name].attrs["definition"], values, (-reach, reach), marked, {"z": z}, types)
+    return head_map(
+        title, dataset[name].attrs["definition"], values, (-reach, reach), marked, {"z": z}, types, name="cosine"
+    )

@@ -39,7 +39,7 @@ def alike(dataset: "xarray.Dataset") -> Panel:
     """Rank correlations, a row and a column a ranking."""
     values, names = dataset.spearman.values, tuple(map(str, dataset.ranked.values))
     texts = [[f"{value:.2f}" for value in row] for row in values]
-    marks = (Cells(values, texts=texts, tips=texts, low=-1.0, high=1.0),)
+    marks = (Cells(values, texts=texts, tips=texts, low=-1.0, high=1.0, name="Spearman"),)
     return Panel(
         "How alike the rankings are", dataset.spearman.attrs["definition"], marks, Axis("", names), Axis("", names)
     )

@@ -89,7 +89,8 @@ def heads(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") 
     told = {in_words(part).lower(): one for part, one in (table | ends).items() if one is not None}
     grid = {part: one.transpose("layer", "head").values.astype(float) for part, one in told.items()}
     values = dataset[name].transpose("layer", "head").values.astype(float)
-    return head_map(in_words(name), _about(dataset, name), values, _reach(values), beside=grid, types=types)
+    scale = _unit(dataset, name) or in_words(name).lower()
+    return head_map(in_words(name), _about(dataset, name), values, _reach(values), beside=grid, types=types, name=scale)
 
 
 def curves(dataset: "xarray.Dataset", name: str, along: str, by: str) -> Panel:
@@ -163,7 +164,7 @@ def squares(dataset: "xarray.Dataset", name: str, rows: str) -> Panel:
         for i, a in enumerate(sides[0])
     ]
     low, high = _reach(values)
-    marks = (Cells(values, tips=tips, low=low, high=high),)
+    marks = (Cells(values, tips=tips, low=low, high=high, name=_unit(dataset, name) or in_words(name).lower()),)
     height = min(3.0, max(0.8, (len(values) * 9 + 46) / 236))
     axes = Axis(in_words(columns).lower(), sides[1]), Axis("" if rows in DEPTH else in_words(rows).lower(), sides[0])
     return Panel(in_words(name), _about(dataset, name), marks, *axes, 2 if values.shape[1] > 20 else 1, height)

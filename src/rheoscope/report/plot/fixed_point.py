@@ -78,8 +78,8 @@ def tokens(dataset: "xarray.Dataset") -> Panel:
         [f"L{layer}, token {word}: {number(float(value))}" for word, value in zip(words, row, strict=True)]
         for layer, row in zip(dataset.layer.values, values, strict=True)
     ]
-    cells = Cells(np.log10(np.maximum(values, 1e-3)), tips=tips, low=-1.0, high=1.0)
-    about = f"{_about(dataset, 'residual_token')}. Blue: moved by more than its own length, orange: by less; darkest tenfold."
+    cells = Cells(np.log10(np.maximum(values, 1e-3)), tips=tips, low=-1.0, high=1.0, name="own lengths moved", log=True)
+    about = f"{_about(dataset, 'residual_token')}. Blue: moved by more than its own length, orange: by less; strongest tenfold."
     height = max(1.0, (len(values) * 9 + 46) / 236)
     return Panel(
         "Residual of every token",

@@ -108,7 +108,7 @@ def nearness(dataset: "xarray.Dataset", at: int) -> str:
     here = dataset.token.values == dataset.attrs["token"]
     if "prediction" not in dataset or not here.any():
         return ""
-    return f", cosine of ring and star {float(dataset.toward_prediction.values[at][here][0]):.2f}"
+    return f", cos(ring, star) {float(dataset.toward_prediction.values[at][here][0]):.2f}"
 
 
 def rim(view: Window) -> Line:

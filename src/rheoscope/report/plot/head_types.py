@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import xarray
 
 CAPTION = (
-    "Each map is a score from 0 to 1, the darker the higher; a dot marks the heads of that type: their score reaches the "
+    "Each map is a score from 0 to 1, the stronger the colour the higher; a dot marks the heads of that type: their score reaches the "
     "threshold and is at least twice that of equal weights on all keys, and no sharper type is stronger. Probe: "
 )
 TITLES = {
@@ -35,7 +35,7 @@ def scores(dataset: "xarray.Dataset", name: str) -> Panel:
     """One score, a square a head; a dot on the heads of that type."""
     null = f". Equal weights: {float(dataset[f'{name}_null'].mean()):.2f}" if f"{name}_null" in dataset else ""
     about = f"{dataset[name].attrs['definition']}{null}."
-    panel = head_map(TITLES[name], about, dataset[name].values, (0.0, 1.0))
+    panel = head_map(TITLES[name], about, dataset[name].values, (0.0, 1.0), name="score")
     own = np.argwhere(dataset.type.values == name)
     return replace(panel, marks=(*panel.marks, Line("", own[:, 1], own[:, 0], COLOURS[name], "dots")))
 

@@ -35,8 +35,11 @@ def head_map(
     beside: Mapping[str, np.ndarray] | None = None,
     types: "xarray.Dataset | None" = None,
     centre: float = 0.0,
+    name: str = "",
 ) -> Panel:
     """One square a head, colours over `reach`, some heads framed; further numbers `beside` it under the pointer.
+
+    `name` is what the scale of the colours says of them.
 
     With `types`, the Dataset of `head_types`, a dot on every head says what kind it is.
     """
@@ -44,7 +47,7 @@ def head_map(
     kinds = kinds_of(types, values.shape)
     tips = [[_tip(layer, head, values, beside or {}, kinds) for head in range(count)] for layer in range(layers)]
     sides = Axis("head", tuple(str(h) for h in range(count))), Axis("", tuple(f"L{layer}" for layer in range(layers)))
-    cells = Cells(values, tips=tips, marked=marked, low=reach[0], high=reach[1], centre=centre)
+    cells = Cells(values, tips=tips, marked=marked, low=reach[0], high=reach[1], centre=centre, name=name)
     return Panel(title, about, (cells, *dots(kinds)), *sides, height=max(0.8, (layers * 9 + 46) / 236))
 
 

@@ -48,7 +48,7 @@ def first(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
         beside = {"dealt anew": at.heat_distance_null.values, "q": at.q_value.values}
     about = f"{at.heat_distance.attrs['definition']}."
     title = f"Distance from heat at time {int(at.time)}"
-    return head_map(title, about, at.heat_distance.values, (0.0, 1.0), marked, beside, types)
+    return head_map(title, about, at.heat_distance.values, (0.0, 1.0), marked, beside, types, name="total variation")
 
 
 def gaps(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
@@ -56,5 +56,10 @@ def gaps(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     values = dataset.gap.values
     top = float(np.nanmax(values)) if np.isfinite(values).any() else 1.0
     return head_map(
-        "How fast heat settles", f"{dataset.gap.attrs['definition']}.", values, (0.0, max(top, 1.0)), types=types
+        "How fast heat settles",
+        f"{dataset.gap.attrs['definition']}.",
+        values,
+        (0.0, max(top, 1.0)),
+        types=types,
+        name="gap",
     )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "One square a head. Blue is above what random operators give, orange below: 0 for directionality, copying and alignment and, but for "
-    "1/d, for symmetry, one half for the positive share; ranks are the darker the higher. Bands hold 10 to 90 % of the heads."
+    "1/d, for symmetry, one half for the positive share; the stronger its colour, the higher a rank. Bands hold 10 to 90 % of the heads."
 )
 TITLES = {
     "symmetry": "Symmetry of M",
@@ -23,6 +23,16 @@ TITLES = {
     "stable_rank_M": "Stable rank of M",
     "stable_rank_F": "Stable rank of F",
 }
+SCALES = {
+    "symmetry": "symmetry",
+    "positive_share": "share",
+    "directionality": "directionality",
+    "copying": "copying",
+    "alignment": "cosine",
+    "stable_rank_M": "directions",
+    "stable_rank_F": "directions",
+}
+"""What the colours of every map measure."""
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
@@ -36,7 +46,9 @@ def heads(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") 
     """One square a head."""
     values, centre = dataset[name].values, 0.5 if name == "positive_share" else 0.0
     reach = (0.0, float(values.max())) if "rank" in name else (-1.0, 1.0) if not centre else (0.0, 1.0)
-    return head_map(TITLES[name], dataset[name].attrs["definition"], values, reach, types=types, centre=centre)
+    return head_map(
+        TITLES[name], dataset[name].attrs["definition"], values, reach, types=types, centre=centre, name=SCALES[name]
+    )
 
 
 def spectrum(dataset: "xarray.Dataset") -> Panel:

@@ -29,8 +29,12 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
         "Do scores outlast another beginning?",
         CAPTION + TYPED * (types is not None),
         (
-            head_map("The same tokens", own.attrs["definition"], own.mean("prefix").values, types=types),
-            head_map("Place alone", null.attrs["definition"], null.mean("prefix").values, types=types),
+            head_map(
+                "The same tokens", own.attrs["definition"], own.mean("prefix").values, types=types, name="Spearman’s ρ"
+            ),
+            head_map(
+                "Place alone", null.attrs["definition"], null.mean("prefix").values, types=types, name="Spearman’s ρ"
+            ),
             Panel("Over depth", about, lines, Axis("", layers)),
         ),
     )

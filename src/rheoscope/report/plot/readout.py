@@ -52,13 +52,11 @@ def table(dataset: "xarray.Dataset", names: dict[int, str]) -> Panel:
         for place, row, law in zip(rows, ids, chances, strict=True)
     ]
     marked = frozenset((int(r), int(c)) for r, c in np.argwhere(ids == dataset.attrs["target"]))
-    about = (
-        "Each row: the tokens that a layer finds likeliest to come next, the darker the likelier; the target is ringed."
-    )
+    about = "Each row: the tokens that a layer finds likeliest to come next, likelier in stronger colours; the target is ringed."
     return Panel(
         "Likeliest next tokens",
         about,
-        (Cells(chances, texts, tips, marked),),
+        (Cells(chances, texts, tips, marked, name="probability"),),
         Axis("from the likeliest on", tuple(f"{k + 1}." for k in range(ids.shape[1]))),
         Axis("", tuple(rows)),
         columns=2,
@@ -118,9 +116,9 @@ def along(dataset: "xarray.Dataset", names: dict[int, str]) -> Panel:
         for row, tokens, law in zip(rows, ids, chances, strict=True)
     ]
     marked = frozenset((int(r), int(c)) for r, c in np.argwhere(ids == ids[-1]))
-    about = "What each place finds likeliest to come next, the darker the likelier; ringed where the last layer finds the same."
+    about = "What each place finds likeliest to come next, likelier in stronger colours; ringed where the last layer says the same."
     height = max(1.0, (len(rows) * 19 + 50) / 236)
-    cells = (Cells(chances, texts, tips, marked),)
+    cells = (Cells(chances, texts, tips, marked, name="probability"),)
     return Panel(
         "What every place finds likeliest", about, cells, Axis("after", tuple(words)), Axis("", tuple(rows)), 3, height
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 FRAMED = 5
 """Heads that are framed: the strongest."""
 CAPTION = (
-    "R is the gradient of the scores (reversed attention). Dark heads are those whose scores the loss would change most; the five "
+    "R is the gradient of the scores (reversed attention). In strong colours those whose scores the loss would change most; the five "
     "strongest are framed. The second map says of which tokens: how strongly a layer is pulled at what it takes from each."
 )
 
@@ -29,7 +29,9 @@ def heads(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     values, rank = dataset.norm.values, dataset["rank"].values
     marked = frozenset((int(a), int(b)) for a, b in np.argwhere(rank <= FRAMED))
     reach = (0.0, max(float(values.max()), 1e-30))
-    return head_map("‖R‖ of every head", dataset.norm.attrs["definition"], values, reach, marked, {"rank": rank}, types)
+    return head_map(
+        "‖R‖ of every head", dataset.norm.attrs["definition"], values, reach, marked, {"rank": rank}, types, name="‖R‖"
+    )
 
 
 def tokens(dataset: "xarray.Dataset") -> Panel:
@@ -37,7 +39,7 @@ def tokens(dataset: "xarray.Dataset") -> Panel:
     values = dataset.received.sum("head").values
     layers, count = values.shape
     tips = [[f"L{a}, token {b}: {values[a, b]:.4g}" for b in range(count)] for a in range(layers)]
-    marks = (Cells(values, tips=tips, high=max(float(values.max()), 1e-30)),)
+    marks = (Cells(values, tips=tips, high=max(float(values.max()), 1e-30), name="pull"),)
     about = dataset.received.attrs["definition"]
     sides = Axis("token", tuple(map(str, range(count)))), Axis("", tuple(f"L{layer}" for layer in range(layers)))
     return Panel("Pull at every token", about, marks, *sides, columns=2, height=max(0.8, (layers * 9 + 46) / 236))

@@ -41,7 +41,7 @@ def table(dataset: "xarray.Dataset") -> Panel:
         for i, a in enumerate(queries)
     ]
     reach = max(float(np.abs(values).max()), 1e-30)
-    marks = (Cells(values, tips=tips, low=-reach, high=reach),)
+    marks = (Cells(values, tips=tips, low=-reach, high=reach, name="added to the score"),)
     about = f"{dataset.contribution.attrs['definition']}. Rows: the query's token, columns: the key's token."
     height = max(1.4, (len(queries) * 17 + 60) / 236)
     return Panel(

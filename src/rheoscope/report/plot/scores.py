@@ -37,4 +37,5 @@ def heads(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") 
     values = dataset[name].values
     reach, centre = REACH.get(name, (-1.0, 1.0)), 0.5 if name == "positive_share_cloud" else 0.0
     reach = (0.0, float(values.max())) if name == "spread" else reach
-    return head_map(TITLES[name], dataset[name].attrs["definition"], values, reach, types=types, centre=centre)
+    about, unit = dataset[name].attrs["definition"], "nats" if name == "spread" else "share"
+    return head_map(TITLES[name], about, values, reach, types=types, centre=centre, name=unit)

@@ -69,7 +69,9 @@ def layers(dataset: "xarray.Dataset") -> Panel:
     sides = Axis("heads used", tuple(map(str, dataset.heads_used.values))), Axis("", _layers(dataset))
     about = "One square: how much the best so many heads of a layer recover. " + dataset.order.attrs["definition"]
     height = max(0.8, (values.shape[0] * 9 + 46) / 236)
-    return Panel("Every layer, best heads first", about, (Cells(values, tips=tips),), *sides, height=height)
+    return Panel(
+        "Every layer, best heads first", about, (Cells(values, tips=tips, name="recovered"),), *sides, height=height
+    )
 
 
 def together(dataset: "xarray.Dataset") -> Panel:

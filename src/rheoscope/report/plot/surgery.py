@@ -102,4 +102,6 @@ def each(dataset: "xarray.Dataset", field: str, change: str, title: str, types: 
     reach = float(np.nanquantile(np.abs(values), 0.98)) or 1.0  # a few heads would bleach all others
     marked = frozenset((int(layer), int(head)) for layer, head in sure)
     ends = {"from": low, "to": high}
-    return head_map(title, dataset[field].attrs["definition"], values, (-reach, reach), marked, ends, types)
+    return head_map(
+        title, dataset[field].attrs["definition"], values, (-reach, reach), marked, ends, types, name="nats"
+    )

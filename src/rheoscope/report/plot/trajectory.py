@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.picture import Axis, Line, Panel, Picture, along, number
+from rheoscope.report.naming import Name, Spans, named
+from rheoscope.report.picture import Axis, Line, Mark, Panel, Picture, along, number
 from rheoscope.report.tokens import shown
 from rheoscope.space.step import Step
 
@@ -22,6 +23,10 @@ CAPTION = (
 
 MOST = 200
 """Paths that one map can hold; of more tokens, evenly spaced ones are drawn."""
+NAMED = 40
+"""Names that the map can hold; all paths have theirs under the pointer."""
+AIR, WIDE = 1.08, 1.66
+"""How much wider than the cloud its window is; the width of the map over its height."""
 
 
 def picture(dataset: "xarray.Dataset") -> Picture:
@@ -34,7 +39,8 @@ def picture(dataset: "xarray.Dataset") -> Picture:
 def paths(dataset: "xarray.Dataset") -> Panel:
     """A line a token through all points, an open start and a dot at the end; colour is the place in the text."""
     place, words = dataset.place.values, [shown(str(word)) for word in dataset.word.values]
-    marks, drawn = [], range(0, len(words), -(-len(words) // MOST))
+    marks: list[Mark] = []
+    drawn = range(0, len(words), -(-len(words) // MOST))
     for at in drawn:
         token, word, colour = dataset.token.values[at], words[at], along(at, len(words))
         tip = f"token {token} {word}: path {number(float(dataset.path_length[at]))}, straightness {number(float(dataset.straightness[at]))}"
@@ -44,9 +50,33 @@ def paths(dataset: "xarray.Dataset") -> Panel:
         ]
     share = dataset.place_share.values
     about = "One line a token, from the embedding to the dot after the last layer; blue tokens come first in the text, red last."
+    about += " Named are the first and the last token, then the outermost."
     about += f" {len(drawn)} of {len(words)} are drawn." if len(drawn) < len(words) else ""
-    x, y = (Axis(f"direction {k + 1}: {float(share[k]):.0%} of the variance") for k in (0, 1))
+    spans = window(place)
+    marks += named(names(dataset, words), place[-1], spans, NAMED, columns=2)
+    x, y = (
+        Axis(f"direction {k + 1}: {float(share[k]):.0%} of the variance", low=span[0], high=span[1])
+        for k, span in enumerate(spans)
+    )
     return Panel("Paths of the tokens on the sphere", about, tuple(marks), x, y, columns=2, height=1.9, equal=True)
+
+
+def window(place: np.ndarray) -> Spans:
+    """What the map shows: every path, with air for the names, as wide to its height as the panel is."""
+    low, high = place.min((0, 1)), place.max((0, 1))
+    half = AIR * np.maximum((high - low) / 2, 1e-3)
+    half = np.maximum(half, [half[1] * WIDE, half[0] / WIDE])
+    (left, floor), (right, top) = (low + high) / 2 - half, (low + high) / 2 + half
+    return (float(left), float(right)), (float(floor), float(top))
+
+
+def names(dataset: "xarray.Dataset", words: list[str]) -> list[Name]:
+    """Who wants a name at the end of its path, the most wanted first: the first and the last token, then the outermost."""
+    ends = dataset.place.values[-1]
+    outermost = np.argsort(-np.linalg.norm(ends, axis=-1), kind="stable")
+    order = dict.fromkeys([0, len(words) - 1, *outermost.tolist()])
+    strong = {0, len(words) - 1}
+    return [Name(float(ends[at, 0]), float(ends[at, 1]), words[at], at in strong) for at in order]
 
 
 def speeds(dataset: "xarray.Dataset") -> Panel:

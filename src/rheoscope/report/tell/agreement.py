@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.tell.short import short
+from rheoscope.report.tell.short import plural, short
 from rheoscope.report.telling import Block, Cell, Lines, Table
 from rheoscope.report.tokens import shown
 
@@ -22,10 +22,11 @@ COLUMNS = {
     "position_baseline": "position",
 }
 LISTS = {
-    "similar": "read similarity",
-    "opposite": "read its opposite",
-    "random": "ignore it, as far as can be told from random heads",
+    "similar": "reads similarity",
+    "opposite": "reads its opposite",
+    "random": "ignores it, as far as can be told from random heads",
 }
+"""What a head of each list does."""
 LISTED = 8
 """Heads of a list that are named."""
 Heads = list[tuple[int, int]]
@@ -110,9 +111,9 @@ def verdict(answers: Answers) -> list[str]:
         for name in ("agreement", "agreement_raw", "position_baseline", "agreement_embedding")
     )
     beyond = (
-        f"{len(read['similar'])} of {heads} heads read similarity in E beyond random heads of the same spectrum, "
-        f"{len(read['opposite'])} read its opposite, {len(read['random'])} cannot be told from random "
-        f"({found.attrs['draws']} draws a head, false discovery rate 5 %)."
+        f"Similarity in E is read beyond random heads of the same spectrum by {len(read['similar'])} of {plural(heads, 'head')}, "
+        f"its opposite by {len(read['opposite'])}; not to be told from random: {len(read['random'])} "
+        f"({plural(int(found.attrs['draws']), 'draw')} a head, false discovery rate 5 %)."
     )
     much = (
         f"How much they read of it: the mean rank correlation of score and similarity is {mean} once distance and length are taken "
@@ -155,8 +156,8 @@ def list_lines(answers: Answers) -> list[str]:
         more = f" and {len(heads) - LISTED} more" if len(heads) > LISTED else ""
         torn = pairs(answers, *heads[0], top=2)
         lines.append(
-            f"{len(heads)} {LISTS[name]}: {named}{more}. L{heads[0][0]}.H{heads[0][1]} has torn apart (near in E, far in its image): "
-            f"{torn['torn']}; glued together (far in E, near in its image): {torn['glued']}."
+            f"{LISTS[name].capitalize()} ({plural(len(heads), 'head')}): {named}{more}. L{heads[0][0]}.H{heads[0][1]} has torn apart "
+            f"(near in E, far in its image): {torn['torn']}; glued together (far in E, near in its image): {torn['glued']}."
         )
     return lines
 
@@ -176,4 +177,4 @@ def head_table(answers: Answers) -> list[Block]:
             rows.append([*map(Cell, (f"L{layer}.H{head}", *values, LISTS[name], torn["torn"], torn["glued"]))])
     words = frozenset({0, *range(len(header), len(header) + 3)})
     header += [Cell("does"), Cell("tears apart"), Cell("glues together")]
-    return [Table("Heads and the tokens that they see otherwise", header, rows, words)]
+    return [Table("Heads and the tokens that they see otherwise", header, rows, words)] if rows else []

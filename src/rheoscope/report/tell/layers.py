@@ -132,8 +132,8 @@ def compared(first: Answers, second: Answers) -> list[Block]:
         values = [[column.value(one.found[column.analysis], layer) for column in both] for one in (first, second)]
         apart = [b - a for a, b in zip(*values, strict=True)]
         for name, row in (("1", values[0]), ("2", values[1]), ("2−1", apart)):
-            rows.append([Cell(f"L{layer}" if name == "1" else ""), Cell(name), *(Cell(short(x)) for x in row)])
-    header = [Cell("layer"), Cell("text"), *(Cell(column.title, column.definition) for column in both)]
+            rows.append([Cell(f"L{layer} {name}"), *(Cell(short(x)) for x in row)])
+    header = [Cell("layer, text"), *(Cell(column.title, column.definition) for column in both)]
     ends = frozenset(range(2, len(rows), 3))
     heading = "How each layer moves the cloud of each text, and the difference"
-    return [Table(heading, header, rows, frozenset({0, 1}), ends=ends)] if both else []
+    return [Table(heading, header, rows, ends=ends)] if both else []

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rheoscope.report.answers import Answers
 from rheoscope.report.tell.short import short
 from rheoscope.report.telling import Block, Cell, Lines, Table
@@ -60,13 +62,15 @@ def blocks(answers: Answers) -> list[Block]:
 
 
 def extremes(answers: Answers) -> list[Block]:
-    """The heads at both ends of every number that has a sign."""
-    if "operators" not in answers.found:
+    """The heads at both ends of every number that has a sign; of one head there are none."""
+    if "operators" not in answers.found or answers.found["operators"].symmetry.size < 2:
         return []
     lines = []
     for name in SIGNED:
         values = answers.found["operators"][name].values
-        ends = [divmod(int(at), values.shape[1]) for at in (values.argmin(), values.argmax())]
+        if not np.isfinite(values).any():
+            continue
+        ends = [divmod(int(at), values.shape[1]) for at in (np.nanargmin(values), np.nanargmax(values))]
         low, high = (f"L{layer}.H{head} {short(float(values[layer, head]))}" for layer, head in ends)
         lines.append(f"{COLUMNS[name]}: from {low} to {high}")
     return [Lines("From head to head", lines)]

@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rheoscope.report.answers import Answers
+from rheoscope.report.tell.short import fixed
 from rheoscope.report.telling import Block, Cell, Lines, Table
 from rheoscope.report.tokens import shown
 
@@ -46,15 +47,15 @@ def head_table(answers: Answers) -> Table:
     header = [
         Cell("head"),
         Cell("‖R‖", str(found.norm.attrs["definition"])),
-        Cell("should look more at", str(found.pull.attrs["definition"])),
-        Cell("should look less at", str(found.pull.attrs["definition"])),
+        Cell("should look more at", f"{found.pull.attrs['definition']}; where it is below 0, told without its sign"),
+        Cell("should look less at", f"{found.pull.attrs['definition']}; where it is above 0"),
     ]
     heading = f"Heads that L = −log p({target}) after {shown(tokens[at])}, token {at}, pulls at most"
     return Table(heading, header, rows, frozenset({0, 2, 3}))
 
 
 def _named(some: list[tuple[int, float]], tokens: list[str]) -> str:
-    return "  ".join(f"{shown(tokens[token])} {token} ({value:+.3f})" for token, value in some)
+    return "  ".join(f"{shown(tokens[token])} {token} ({fixed(abs(value), 3)})" for token, value in some)
 
 
 def sentences(answers: Answers) -> list[str]:
@@ -69,12 +70,16 @@ def sentences(answers: Answers) -> list[str]:
     share = sum(sorted(norm.tolist())[-few:]) / max(float(norm.sum()), 1e-30)
     layer, head = strongest(found, 1)[0]
     more = pulls(found, layer, head, -1, 1)
-    at = f" at {shown(tokens[more[0][0]])} (token {more[0][0]})" if more else ""
+    at = f", which should look more at {shown(tokens[more[0][0]])} (token {more[0][0]})" if more else ""
     lines = [
         f"The model gives {target} the probability {math.exp(-loss):.3g} ({loss:.3f} nats).",
-        f"The loss pulls hardest at L{layer}.H{head}, which should look more{at}.",
-        f"The strongest {few} of {len(norm)} heads have {share:.0%} of the pull; spread evenly it would be {few / len(norm):.0%}.",
+        f"The loss pulls hardest at L{layer}.H{head}{at}." if norm.any() else "The loss pulls at no head.",
     ]
+    if norm.any() and len(norm) > 1:
+        have = (
+            f"The strongest of {len(norm)} heads has" if few == 1 else f"The strongest {few} of {len(norm)} heads have"
+        )
+        lines.append(f"{have} {share:.0%} of the pull; spread evenly it would be {few / len(norm):.0%}.")
     if "attention_patching" not in answers.found:
         return lines
     patched = answers.found["attention_patching"]

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rheoscope.report.answers import Answers
+from rheoscope.report.tell.short import fixed, plural
 from rheoscope.report.telling import Block, Cell, Lines, Table
 
 if TYPE_CHECKING:
@@ -34,13 +35,23 @@ def cost_table(dataset: "xarray.Dataset") -> Table:
     rows = []
     for name in map(str, dataset.change.values):
         row = dataset.sel(change=name)
-        rows.append([Cell(CHANGES[name]), Cell(f"{float(row.cost):+.4f}"), Cell(_interval(row))])
+        rows.append([Cell(CHANGES[name]), Cell(signed(float(row.cost))), Cell(_interval(row))])
     return Table(f"What it costs: {dataset.attrs['replaces']} in {heads_named(dataset)}, nats per token", header, rows)
 
 
 def _interval(row: "xarray.Dataset") -> str:
     low, high = float(row.cost_low), float(row.cost_high)
-    return f"{low:+.4f} … {high:+.4f}" if low == low else "too little text"
+    return f"{signed(low)} … {signed(high)}" if low == low else "too little text"
+
+
+def signed(nats: float) -> str:
+    return fixed(nats, 4, sign=True)
+
+
+def moved(nats: float) -> str:
+    """What the loss does, in words."""
+    size = fixed(abs(nats), 4)
+    return "stays as it is" if not float(size) else f"{'rises' if nats > 0 else 'falls'} by {size}"
 
 
 def heads_named(dataset: "xarray.Dataset") -> str:
@@ -60,7 +71,7 @@ def each_table(dataset: "xarray.Dataset", most: int = 12) -> Table:
     rows = [
         [
             Cell(f"L{int(layer)}.H{int(head)}"),
-            *(Cell(f"{float(cost.sel(change=name).isel(at=at)):+.4f}") for name in changes),
+            *(Cell(signed(float(cost.sel(change=name).isel(at=at)))) for name in changes),
         ]
         for at, (layer, head) in enumerate(cost.at.values[:most])
     ]
@@ -72,17 +83,21 @@ def sentences(dataset: "xarray.Dataset") -> list[str]:
     before = float((dataset.loss_before * dataset.tokens).sum() / dataset.tokens.sum())
     cost = dataset.cost.to_series().to_dict()
     lines = [
-        f"The loss is {before:.3f} nats per token; with {dataset.attrs['replaces']} in {heads_named(dataset)} it changes by "
-        f"{cost['edit']:+.4f} (over {int(dataset.tokens.sum())} tokens)."
+        f"The loss is {before:.3f} nats per token; with {dataset.attrs['replaces']} in {heads_named(dataset)} it "
+        f"{moved(cost['edit'])} (over {plural(int(dataset.tokens.sum()), 'token')})."
     ]
     for name in ("size", "cloud"):
         if name in cost:
-            lines.append(f"{CHANGES[name].capitalize()} costs {cost[name]:+.4f}: {_compared(dataset, name)}.")
-    if cost.get("mean", 0.0) > 0:
-        lines.append(
-            f"Silencing these heads costs {cost['mean']:+.4f}; the replacement costs {cost['edit'] / cost['mean']:.0%} of that."
-        )
-    return lines
+            lines.append(f"{CHANGES[name].capitalize()} costs {signed(cost[name])}: {_compared(dataset, name)}.")
+    return [*lines, worth(cost["edit"], cost["mean"])] if "mean" in cost else lines
+
+
+def worth(edit: float, silenced: float) -> str:
+    """What the replacement costs beside what the heads are worth; neither has a share of nothing."""
+    if silenced <= 0:
+        return f"Silencing these heads costs nothing here: the loss {moved(silenced)}."
+    share = f"the replacement costs {edit / silenced:.0%} of that" if edit > 0 else "the replacement costs nothing"
+    return f"Silencing these heads costs {signed(silenced)}; {share}."
 
 
 def _compared(dataset: "xarray.Dataset", name: str) -> str:
@@ -90,5 +105,6 @@ def _compared(dataset: "xarray.Dataset", name: str) -> str:
     excess, low, high = (float(row[name]) for name in ("excess", "excess_low", "excess_high"))
     if low != low:
         return "so little text does not say whether the replacement differs from that; type a longer one"
-    against = f"the replacement costs {excess:+.4f} against it ({low:+.4f} … {high:+.4f})"
+    more = "more" if excess >= 0 else "less"
+    against = f"the replacement costs {fixed(abs(excess), 4)} {more} (difference {signed(low)} … {signed(high)})"
     return f"{against}, which this text does not tell from 0" if low <= 0 <= high else against

@@ -2,12 +2,13 @@
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.picture import number
+from rheoscope.report.tell.short import plural
 from rheoscope.report.telling import Block, Facts, Lines, Tokens
 from rheoscope.report.tokens import printable, shown
 
 TITLE = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
-SETTINGS = ("space", "grain", "draws", "seed", "angle", "nearest")
+SETTINGS = ("space", "grain", "draws", "seed", "angle", "nearest", "sampled_queries", "rows", "strides")
 
 
 def title(answers: Answers) -> str:
@@ -21,7 +22,7 @@ def title(answers: Answers) -> str:
 def model_line(answers: Answers) -> str:
     """The model, its size and its certificate, on one line."""
     view = answers.view
-    size = f"{view.layers} layers, {view.heads} heads, width {view.width}"
+    size = f"{plural(view.layers, 'layer')}, {plural(view.heads, 'head')}, width {view.width}"
     return f"{view.facts['model']} · {size} · {view.facts['certificate']}"
 
 
@@ -34,7 +35,9 @@ def massive(answers: Answers) -> str:
 def lead(*texts: Answers) -> str:
     """What was run, and how large each text is, for the top of a page."""
     sizes = [
-        f"{len(one.text)} tokens; massive tokens left out of the clouds: {massive(one)}." for one in texts if one.trace
+        f"{plural(len(one.text), 'token')}; massive tokens left out of the clouds: {massive(one)}."
+        for one in texts
+        if one.trace
     ]
     definitions = "Definitions are under the dotted words, numbers under the pictures."
     return " ".join([f"{model_line(texts[0])}.", *sizes, definitions])

@@ -1,0 +1,184 @@
+"""The studio's server, on loopback: from a typed text to points, an edit of one head, payloads, and many clients at once.
+
+    python benchmarks/studio.py [--clients 50] [--seconds 60]
+
+The server runs in this process (uvicorn, a thread), its clients beside it, so that both share the cores: what is printed is an
+upper bound. Bars: first answers < 1 s; a text of 64 tokens to its points < 2 s; an edit of one head < 1.5 s; what a page needs to
+draw 1024 tokens < 4 MB; under load no error, no client with another's answer, memory back within 10 %.
+"""
+
+import asyncio
+import itertools
+import random
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import uvicorn
+from timing import arguments, keep
+
+from rheoscope.studio.safety import Rules
+from rheoscope.studio.server import create
+from rheoscope.studio.session import Limits
+from rheoscope.studio.starting import address, bound, opened
+from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
+
+WORDS = (
+    "the",
+    "king",
+    "kept",
+    "his",
+    "gold",
+    "in",
+    "a",
+    "ship",
+    "and",
+    "old",
+    "river",
+    "went",
+    "down",
+    "to",
+    "great",
+    "sea",
+)
+
+
+def text(words: int, at: int) -> str:
+    """A text of its own for every number."""
+    draw = random.Random(at)
+    return f"{at}: " + " ".join(draw.choice(WORDS) for _ in range(words))
+
+
+@contextmanager
+def serving() -> Iterator[tuple[str, Any]]:
+    """A server with the default model, and what it holds."""
+    session, listening = opened(None, limits=Limits(controls=0, kept_bytes=50_000_000)), bound("127.0.0.1", 0)
+    app = create(session, Rules(), stored=stored_in(STATIC / EXAMPLE))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield address("127.0.0.1", listening.getsockname()[1], None), session
+    finally:
+        server.should_exit = True
+        thread.join()
+        session.close()
+        listening.close()
+
+
+def milliseconds(run: Any) -> float:
+    start = time.perf_counter()
+    run()
+    return 1000 * (time.perf_counter() - start)
+
+
+def first_answers(client: httpx2.Client) -> dict[str, object]:
+    """What a page asks before it paints; without a stored example (make studio writes one) the state alone."""
+    example = client.get("api/state").json()["example"]
+    own = [] if example is None else [f"api/traces/{example}{end}" for end in ("", "/points", "/verdicts")]
+    paths = ["api/state", "api/catalogue", *own]
+    took = milliseconds(lambda: [client.get(path).raise_for_status() for path in paths])
+    return {"what": "first answers", "stored example": example is not None, "ms": took, "bar": 1000}
+
+
+def to_points(client: httpx2.Client, said: str, edits: Sequence[dict[str, Any]] = ()) -> bytes:
+    """A text posted, its points fetched, its questions let go."""
+    posted = client.post("api/traces", json={"text": said, "edits": list(edits)}).raise_for_status().json()
+    points = client.get(f"api/traces/{posted['id']}/points").raise_for_status().content
+    client.delete(f"api/jobs/{posted['job']}")
+    return points
+
+
+def typed(client: httpx2.Client, rounds: int) -> list[dict[str, object]]:
+    """Medians over texts that the server has not seen."""
+    edit = {"layer": 3, "head": 1, "part": "M", "operation": "symmetric"}
+    client.post("api/traces", json={"text": "a", "questions": []})  # the model is open
+    plain = [milliseconds(lambda at=at: to_points(client, text(50, at))) for at in range(rounds)]
+    edited = [milliseconds(lambda at=at: to_points(client, text(50, at), [edit])) for at in range(rounds)]
+    return [
+        {"what": "64 tokens to points", "ms": statistics.median(plain), "bar": 2000},
+        {"what": "an edit of one head", "ms": statistics.median(edited), "bar": 1500},
+    ]
+
+
+def payload(client: httpx2.Client, words: int) -> dict[str, object]:
+    """What a page needs to draw a long text and one head of it."""
+    posted = client.post("api/traces", json={"text": text(words, 0), "questions": []}).raise_for_status().json()
+    own = f"api/traces/{posted['id']}"
+    size = sum(len(client.get(f"{own}{end}").raise_for_status().content) for end in ("", "/points", "/weights/0/0"))
+    tokens = len(client.get(own).json()["tokens"])
+    return {"what": f"payload of {tokens} tokens", "bytes": size, "bar": 4_000_000}
+
+
+async def one_client(base: str, at: int, until: float, seen: Counter) -> None:
+    """Texts of its own, one after the other; every answer must be about the text that was posted."""
+    async with httpx2.AsyncClient(base_url=base, timeout=60) as client:
+        for number in itertools.count():
+            if time.monotonic() > until:
+                return
+            said = text(12, 1000 * at + number % 40)
+            answer = await client.post("api/traces", json={"text": said})
+            seen[answer.status_code] += 1
+            if answer.status_code == 429:
+                await asyncio.sleep(0.2)
+                continue
+            own, job = f"api/traces/{answer.json()['id']}", answer.json()["job"]
+            for end in ("", "/points", f"/weights/{number % 6}/{at % 4}"):
+                answer = await client.get(own + end)
+                seen[answer.status_code] += 1
+                seen["mixed"] += not end and answer.json().get("text") != said
+            await client.delete(f"api/jobs/{job}")
+
+
+def load(base: str, clients: int, seconds: float) -> dict[str, object]:
+    async def all_of_them(until: float, seen: Counter) -> None:
+        await asyncio.gather(*(one_client(base, at, until, seen) for at in range(clients)))
+
+    asyncio.run(all_of_them(time.monotonic() + seconds / 4, Counter()))  # what is kept is full, pools are warm
+    before, seen = resident(), Counter()
+    asyncio.run(all_of_them(time.monotonic() + seconds, seen))
+    after, answered = resident(), sum(many for status, many in seen.items() if status != "mixed")
+    bad = {str(status): many for status, many in seen.items() if status not in (200, "mixed")}
+    return {
+        "what": f"{clients} clients for {seconds:g} s",
+        "requests per second": answered / seconds,
+        "not 200": bad,
+        "mixed": seen["mixed"],
+        "memory": after / before,
+    }
+
+
+def resident() -> int:
+    """Bytes that this process holds, what was freed given back."""
+    import ctypes
+    import gc
+
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS"))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    asked = parser.parse_args(words)
+    rounds = 1 if asked.smallest else 5 if asked.quick else 15
+    clients, seconds = (2, 0.5) if asked.smallest else (asked.clients, 10.0 if asked.quick else asked.seconds)
+    with serving() as (base, _), httpx2.Client(base_url=base, timeout=60) as client:
+        rows = [first_answers(client), *typed(client, rounds), payload(client, 40 if asked.smallest else 900)]
+        rows.append(load(base, clients, seconds))
+    for row in rows:
+        told = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
+        print("  ".join(f"{name}: {value}" for name, value in told.items()))
+    keep("studio", rows, asked.smallest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The gallery: every analysis asked and drawn when the pages are built, by the very lines that stand above its picture.
+
+`<!-- gallery -->` becomes a section an analysis. Pictures are put into the finished page, so that search does not read their numbers, and
+their style goes to stylesheets/drawn.css.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rheoscope.catalogue import TABLE, analysis
+from rheoscope.report.draw.inline import figures
+from rheoscope.report.drawing import picture_of
+from rheoscope.report.style import DRAWN
+
+OPENING, GALLERY = "<!-- opening -->", "<!-- gallery -->"
+ROOT = Path(__file__).resolve().parents[2]
+MORE = {
+    "agreement": "draws=20",
+    "boundary": "layers=[0, 5], iterations=4",
+    "charts": "nearest=5, draws=4",
+    "distortion": "draws=4",
+    "fixed_point": "layers=[0, 3, 5], iterations=6",
+    "heat": "draws=4",
+    "operators": "draws=20",
+    "rollout": "probes=4",
+    "senses": "draws=200",
+    "stack": "draws=4",
+    "transport": "draws=20",
+    "decay": 'heads=model.view.heads_in(3), M="symmetric"',
+    "faithfulness": 'targets=[" river", " river"], foils=[" bank", " bank"], draws=1',
+    "massive_tokens": "times=1.5",
+    "score_attribution": "layer=4, head=3",
+    "surgery": 'heads=model.view.heads_in(2), M="symmetric"',
+}
+"""What is asked for besides: where an analysis has nothing to show without it, and fewer draws, so that pages are built soon."""
+GIVEN = {"view": "model.view", "trace": "trace", "model": "model", "text": "text", "texts": "texts"}
+
+
+def opening() -> str:
+    """What all examples begin with: the sample text of the Makefile, a sentence a line."""
+    text = re.findall(r'^SAMPLE := "(.*)"$', (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[0]
+    sentences = [f"{sentence}. " for sentence in text.split(". ")]
+    sentences[-1] = sentences[-1].removesuffix(". ")
+    lines = ["import rheoscope as rs", "", "model = rs.load()", "text = ("]
+    lines += [f'    "{sentence}"' for sentence in sentences]
+    lines += [
+        ")",
+        'texts = ["The king sent his ship down the", "The children sent their ship down the"]',
+        "trace = model.trace(text)",
+    ]
+    return "\n".join(lines)
+
+
+def example(name: str) -> str:
+    """The lines that ask one analysis and draw its answer."""
+    subjects = ", ".join(GIVEN[one] for one in analysis(name).subjects)
+    more = f", {MORE[name]}" if name in MORE else ""
+    return f"found = rs.{name}({subjects}{more})\nrs.show(found, words=model.words)            # rs.plot for papers"
+
+
+def as_page() -> str:
+    """A section an analysis: its question, its lines, a place for its picture."""
+    return "\n\n".join(
+        f'## {name}\n\n{analysis(name).question}\n\n```python\n{example(name)}\n```\n\n<div data-picture="{name}"></div>'
+        for name in TABLE
+    )
+
+
+@cache
+def opened() -> dict[str, Any]:
+    namespace: dict[str, Any] = {}
+    exec(opening(), namespace)
+    return namespace
+
+
+def drawn(name: str) -> str:
+    """The picture of an analysis, asked by the first line of its example."""
+    namespace = dict(opened())
+    exec(example(name).splitlines()[0], namespace)
+    return f'<div class="drawn">{figures(picture_of(namespace["found"], words=namespace["model"].words))}</div>'
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    if GALLERY not in markdown:
+        return markdown
+    return markdown.replace(OPENING, f"```python\n{opening()}\n```").replace(GALLERY, as_page())
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    return re.sub(r'<div data-picture="?(\w+)"?></div>', lambda found: drawn(found[1]), output)
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    sheet = Path(config["site_dir"]) / "stylesheets" / "drawn.css"
+    sheet.parent.mkdir(parents=True, exist_ok=True)
+    sheet.write_text(f".drawn {{\n{DRAWN}}}\n", encoding="utf-8")

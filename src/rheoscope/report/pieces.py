@@ -1,0 +1,133 @@
+"""A long text in pieces: each is asked what a command asks, and what they say is joined as `over_texts` joins texts."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rheoscope.catalogue import analysis
+from rheoscope.report import command
+from rheoscope.report.answers import Answers
+from rheoscope.report.answers_page import drawn
+from rheoscope.report.asking import Ask, Progress, Subject, ask
+from rheoscope.report.command import Files
+from rheoscope.report.console import console
+from rheoscope.report.jobs import Job, Options
+from rheoscope.report.long_texts import Pieces
+from rheoscope.report.page import Page
+from rheoscope.report.progress import asking_bar
+from rheoscope.report.tell import fields, text
+from rheoscope.report.tell.short import short
+from rheoscope.report.telling import Answered, Block, Questions
+from rheoscope.report.terminal import Terminal
+from rheoscope.report.verdicts import QUESTIONS, Question, Verdict
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Model
+from rheoscope.space.over_texts import together
+
+Controls = Sequence[Callable[[], Model]]
+
+
+def run(
+    job: Job,
+    model: Model,
+    pieces: Pieces | None,
+    options: Options,
+    files: Files,
+    fast: bool = False,
+    explain: bool = False,
+    controls: Controls = (),
+) -> None:
+    """One command on a text, or on its pieces one after the other; on weights alone where there is none."""
+    if pieces is None or len(pieces.texts) == 1:
+        said = None if pieces is None else pieces.texts[0]
+        command.run(job, model, said, options, files, fast, explain, controls)
+        return
+    terminal = Terminal(console(), [], explain)
+    terminal.line(text.model_line(Answers(model.view, model.words, None)), "dim")
+    terminal.line(pieces.told)
+    each = asked(job, model, pieces, options, fast, controls)
+    answers = command.as_typed(joined(each))
+    if job.must in answers.left_out:
+        raise RheoscopeError(answers.left_out[job.must])
+    blocks = told(each, answers)
+    lead = f"{text.model_line(answers)}. {pieces.told}."
+    page = drawn(Page(job.title(each[0]), lead), [*blocks, text.provenance(answers)])
+    wrote = command.write(answers.found, page.save if files.page else None, files)
+    for block in blocks:
+        terminal.show(block)
+    terminal.end(answers)
+    terminal.files(wrote)
+    command.tell_failed(answers)
+
+
+def refuse_several(pieces: Pieces | None, option: str) -> None:
+    """Refuse an option that is about one text where there are several pieces."""
+    if pieces is not None and len(pieces.texts) > 1:
+        raise RheoscopeError(f"{option} and --window exclude each other; type one of them, or --first N")
+
+
+def asked(job: Job, model: Model, pieces: Pieces, options: Options, fast: bool, controls: Controls) -> list[Answers]:
+    """What every piece says. The main job asks of pieces what its questions need; what weights alone answer is asked once."""
+    asks = job.asks(options)
+    needed = {name for one in QUESTIONS for name in one.needs}
+    if needed <= {one.name for one in asks}:
+        asks = [one for one in asks if one.name in needed]
+    many = [one for one in asks if analysis(one.name).reads_text]
+    each: list[Answers] = []
+    with asking_bar() as tell:
+        for at, ids in enumerate(pieces.texts):
+            subject = Subject(model, ids, model.trace(ids))
+            now: Sequence[Ask] = many if at else asks
+
+            def say(what: str, at: int = at) -> Progress:
+                return tell(f"piece {at + 1} of {len(pieces.texts)}: {what}")
+
+            each.append(ask(subject, now, not fast, command.beside(controls, ids), tell=say))
+    return each
+
+
+def joined(each: Sequence[Answers]) -> Answers:
+    """What the pieces say together; an analysis that one of them has no answer to is left out, with the reason."""
+    first = each[0]
+    missing = {
+        key: f"{one.left_out[key]} (piece {at} of {len(each)})"
+        for at, one in reversed(list(enumerate(each, 1)))
+        for key in one.left_out
+    }
+    found = {}
+    for key, dataset in first.found.items():
+        many = [one.found[key] for one in each if key in one.found]
+        if len(many) == len(each):
+            found[key] = together(many)
+        elif not analysis(key.split()[0]).reads_text:
+            found[key] = dataset
+    failed = tuple(dict.fromkeys(key for one in each for key in one.failed))
+    return replace(first, trace=None, found=found, left_out=missing, failed=failed, controls=())
+
+
+def told(each: Sequence[Answers], answers: Answers) -> list[Block]:
+    """The seven questions, where everything they need was asked; else every number, from its fields."""
+    if all(each[0].asked(*one.needs) for one in QUESTIONS):
+        note = "Each piece is answered by itself; means with their intervals over pieces are in --json and --csv."
+        return [Questions(f"Seven questions to {len(each)} pieces", [counted(one, each) for one in QUESTIONS], note)]
+    return [block for key in answers.found for block in fields.blocks(answers, key)]
+
+
+def counted(question: Question, each: Sequence[Answers]) -> Answered:
+    """How many pieces give which answer, and the number behind it from the least to the largest."""
+    verdicts = [question.verdict(one) for one in each]
+    said = Counter(one.answer for one in verdicts)
+    (most, count), *others = said.most_common()
+    line = f"{most} in {count} of {len(each)} pieces" + "".join(f", {answer} in {n}" for answer, n in others)
+    return Answered(question.question, most, f"{line}{_numbers(verdicts)}.", question.deeper)
+
+
+def _numbers(verdicts: Sequence[Verdict]) -> str:
+    """The numbers that answers rest on, over the pieces."""
+    said = []
+    for name in dict.fromkeys(statement.analysis for one in verdicts for statement in one.statements):
+        some = [statement for one in verdicts for statement in one.statements if statement.analysis == name]
+        mean, null = (sum(getattr(one, of) for one in some) / len(some) for of in ("value", "null"))
+        low, high = (short(of(one.value for one in some)) for of in (min, max))
+        said.append(f"{name} {short(mean)} in the mean, {low} to {high}, chance {short(null)}")
+    return f"; {'; '.join(said)}" if said else ""
