@@ -67,7 +67,8 @@ def untrained(shape: str, seed: int, device: str = "cpu") -> Any:
         ),
         "neox, parallel": lambda: tr.GPTNeoXForCausalLM(tr.GPTNeoXConfig(**small, num_attention_heads=4)),
     }
-    return rs.load(made[shape](), tokenizer=rs.load().tokenizer, device=device)
+    tokenizer = tr.PreTrainedTokenizerFast(tokenizer_object=rs.load().tokenizer)
+    return rs.load(made[shape](), tokenizer=tokenizer, device=device)
 
 
 def noise(kind: str, tokens: int, seed: int) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 import rheoscope as rs
 from rheoscope import catalogue
 from rheoscope.catalogue import TABLE, analysis
+from rheoscope.report.analysing import COMMON, options_of
 from rheoscope.report.listing import as_list, as_page
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import SUBJECTS
@@ -153,6 +154,11 @@ def test_settings_have_one_word_each(name: str) -> None:
 
 def with_model_and_trace() -> list[str]:
     return [name for name in TABLE if {"model", "trace"} <= set(analysis(name).subjects)]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_no_setting_has_the_name_of_an_option_that_every_command_has(name: str) -> None:
+    assert not set(options_of(analysis(name))) & set(COMMON)
 
 
 @pytest.mark.parametrize("name", TABLE)

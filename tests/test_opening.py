@@ -216,7 +216,7 @@ def test_counting_gives_the_hook_back(tmp_path: Path) -> None:
 
 def test_no_argument_opens_the_model_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rheoscope.opening.DEFAULT", tmp_path)
-    with pytest.raises(rs.RheoscopeError, match=r"this installation has no default model \(.*\); type rs.load\(name"):
+    with pytest.raises(rs.RheoscopeError, match=r"this installation has no default model \(.*\); type the name"):
         rs.load()
     ours.saved("own", tmp_path)
     assert torch.equal(rs.load().run(text()), ours.traced("own").logits)

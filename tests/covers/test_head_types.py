@@ -38,7 +38,7 @@ def test_scores_equal_slow_counts(name: str) -> None:
     ids = torch.cat([text(n=9), text(n=9)])
     ids[13] = ids[12]  # a token that follows itself is no induction
     trace = model.trace(ids)
-    found = rs.head_types(model, trace, window=3)
+    found = rs.head_types(model, trace, reach=3)
     for layer, head in ((0, 1), (1, 3)):
         wanted = slow(trace.weights(layer, head).detach().numpy(), ids.tolist(), 3)
         for field, value in wanted.items():
@@ -107,7 +107,7 @@ def test_the_probe_is_a_repetition_and_a_text_without_one_has_no_induction() -> 
 @pytest.mark.parametrize("name", ["bert", "mistral", "own_sink"])
 def test_scores_are_shares(name: str) -> None:
     model = double(name)
-    found = rs.head_types(model, traced(name, F64), window=2)
+    found = rs.head_types(model, traced(name, F64), reach=2)
     for field in ("previous_token", "sink", "local", "uniform"):
         assert bool(((found[field] >= 0) & (found[field] <= 1 + 1e-9)).all()), field
 

@@ -21,8 +21,8 @@ from tests.cases import double, model, network
 from tests.laws.every_analysis import call
 from tests.report.cases import answered, small
 
-COUNTED = {"density_clusters", "purity", "distorted_pairs"}
-"""Counts and lists of the largest: near in float16, and others where bfloat16 turns an order round."""
+COUNTED = {"density_clusters", "purity", "distorted_pairs", "agreement"}
+"""Counts, ranks and lists of the largest: near in float16, and others where bfloat16 turns an order round."""
 HALVES = [torch.bfloat16, torch.float16]
 TEXT = "The keys to the cabinet are on the table in the hall"
 

@@ -149,7 +149,7 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
     assert rs.save_report(small(), trace, str(path)) == f"replaced {path}"
     assert "<dd>sphere</dd>" not in path.read_text()
     assert "numbers were held against chance" in path.read_text()
-    with pytest.raises(rs.RheoscopeError, match="a report is about one Trace, got list"):
+    with pytest.raises(rs.RheoscopeError, match=r"rs\.save_report takes a Trace, got several Traces"):
         rs.save_report(small(), [trace], path)
 
 

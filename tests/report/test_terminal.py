@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Subject, ask
-from rheoscope.report.jobs import JOBS, Told, job_of
+from rheoscope.report.jobs import FIRST, JOBS, Told, job_of
 from rheoscope.report.tell import layers
 from rheoscope.report.telling import Cell, Drawing, Facts, Lines, Table, Tokens
 from rheoscope.report.terminal import WIDE, Terminal, fitting
@@ -31,7 +31,7 @@ def said(one: Terminal) -> str:
 
 
 def test_a_block_is_printed_as_soon_as_what_it_needs_is_known() -> None:
-    """The main job, heard as it is asked: a question is answered before anything after it is computed."""
+    """The main job, heard as it is asked: questions are answered in their order, each once it and those before it can be."""
     one, seen = terminal(job="flow"), {}
 
     def hear(so_far: Answers) -> None:
@@ -39,8 +39,9 @@ def test_a_block_is_printed_as_soon_as_what_it_needs_is_known() -> None:
         seen[[*so_far.found, *so_far.left_out][-1]] = said(one)
 
     ask(Subject(model(), TEXT, model().trace(TEXT)), JOBS["flow"].asks({}), nulls=False, hear=hear)
+    needed = [max(one.needs, key=FIRST.index) for one in QUESTIONS]
     firsts = {
-        **{question.question: question.needs[-1] for question in QUESTIONS},
+        **{one.question: max(needed[: at + 1], key=FIRST.index) for at, one in enumerate(QUESTIONS)},
         "How each layer moves the cloud": "trajectory",
         "What each layer says comes next": "trajectory",
         "Heads as operators": "operators",

@@ -26,7 +26,7 @@ def head_types(
     model: Model,
     trace: Trace | None = None,
     threshold: float = 0.4,
-    window: int = 5,
+    reach: int = 5,
     tokens: int | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -37,7 +37,7 @@ def head_types(
     tokens (64, or as many as it can) twice over, the usual probe: nothing but the repetition can be known of it. With a Trace, its
     own repetitions count.
 
-    **Formula** each score's is in its `attrs["definition"]`. Rows that may see fewer than 2 · `window` keys have no say in
+    **Formula** each score's is in its `attrs["definition"]`. Rows that may see fewer than 2 · `reach` keys have no say in
     `local` and `uniform`. A type is given where its score is at least `threshold` (`uniform`: 0.9) and twice that of equal
     weights.
 
@@ -52,10 +52,10 @@ def head_types(
     >>> found.type.dims, bool((found.sink <= 1).all())
     (('layer', 'head'), True)
     """
-    if not 0 < threshold <= 1 or window < 1:
+    if not 0 < threshold <= 1 or reach < 1:
         raise RheoscopeError(
-            f"a threshold lies in (0, 1] and a window holds 1 token or more, got {threshold} and {window}; "
-            "type threshold=0.4, window=5"
+            f"a threshold lies in (0, 1] and a reach is 1 token or more, got {threshold} and {reach}; "
+            "type threshold=0.4, reach=5"
         )
     if trace is None:
         vocabulary, context = len(model.view.embed), model.view.context or 128
@@ -66,13 +66,13 @@ def head_types(
         probe = "the text"
     rows = []
     for layer, heads in enumerate(model.view.blocks):
-        rows.append(kernel(heads, trace.read_by(layer), trace.ids, window))
+        rows.append(kernel(heads, trace.read_by(layer), trace.ids, reach))
         if progress is not None:
             progress(layer + 1, model.view.layers)
     values: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     values["type"] = named({name: x.cpu() for name, x in values.items()}, threshold)
     coords = {"layer": range(model.view.layers), "head": range(model.view.heads)}
-    attributes = {"probe": probe, "threshold": threshold, "window": window, "seed": seed}
+    attributes = {"probe": probe, "threshold": threshold, "reach": reach, "seed": seed}
     return HEAD_TYPES.answer(values, coords, attributes | trace.provenance)
 
 
@@ -85,21 +85,21 @@ def repeated(vocabulary: int, tokens: int, seed: int) -> Int[Tensor, " n"]:
     return torch.randperm(vocabulary, generator=torch.Generator().manual_seed(seed))[:tokens].repeat(2)
 
 
-def kernel(heads: Heads, x: Float[Tensor, "n d"], ids: Int[Tensor, " n"], window: int) -> dict[str, Tensor]:
+def kernel(heads: Heads, x: Float[Tensor, "n d"], ids: Int[Tensor, " n"], reach: int) -> dict[str, Tensor]:
     """The scores of all heads of a layer, one map of weights at a time, and those of equal weights."""
     q, k, _ = heads.read(x)
     allowed = permitted(heads, len(x), x.device)
-    kinds = where(ids.to(x.device), allowed, window)
+    kinds = where(ids.to(x.device), allowed, reach)
     rows = []
     for head in range(heads.count):
         weights = of_head(heads.mechanism, head).weights(*heads.one(q, k, head))[0, 0]
-        rows.append(of_weights(weights, allowed, kinds, window))
-    equal = of_weights(allowed / allowed.sum(-1, keepdim=True).clamp(min=1), allowed, kinds, window)
+        rows.append(of_weights(weights, allowed, kinds, reach))
+    equal = of_weights(allowed / allowed.sum(-1, keepdim=True).clamp(min=1), allowed, kinds, reach)
     found = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return found | {f"{name}_null": value for name, value in equal.items() if name != "uniform"}
 
 
-def where(ids: Int[Tensor, " n"], allowed: Bool[Tensor, "n n"], window: int) -> dict[str, Bool[Tensor, "n n"]]:
+def where(ids: Int[Tensor, " n"], allowed: Bool[Tensor, "n n"], reach: int) -> dict[str, Bool[Tensor, "n n"]]:
     """Which keys each score counts, for every query."""
     at = torch.arange(len(ids), device=ids.device)
     back = at[:, None] - at
@@ -111,17 +111,17 @@ def where(ids: Int[Tensor, " n"], allowed: Bool[Tensor, "n n"], window: int) -> 
         "induction": after,
         "duplicate_token": earlier,
         "sink": (at == 0) & (back != 0),
-        "local": back.abs() < window,
+        "local": back.abs() < reach,
     }
     return {name: keys & allowed for name, keys in found.items()}
 
 
 def of_weights(
-    weights: Float[Tensor, "n n"], allowed: Bool[Tensor, "n n"], kinds: dict[str, Bool[Tensor, "n n"]], window: int
+    weights: Float[Tensor, "n n"], allowed: Bool[Tensor, "n n"], kinds: dict[str, Bool[Tensor, "n n"]], reach: int
 ) -> dict[str, Float[Tensor, ""]]:
     """The scores of one map: means over the queries that have a key of that kind."""
     count = allowed.sum(-1)
-    wide = count >= 2 * window
+    wide = count >= 2 * reach
     found = {}
     for name, keys in kinds.items():
         rows = keys.any(-1) & (wide if name == "local" else True)
@@ -148,7 +148,7 @@ OF_KIND = {
     "induction": "mean weight on the tokens that followed earlier occurrences of the same token; NaN where nothing repeats",
     "duplicate_token": "mean weight on earlier occurrences of the same token; NaN where nothing repeats",
     "sink": "mean weight on the first token",
-    "local": "mean weight on the window of nearest tokens, itself among them",
+    "local": "mean weight on the tokens within reach, itself among them",
 }
 HEAD_TYPES = Analysis(
     name="head_types",

@@ -15,7 +15,6 @@ from rheoscope.report.page import Page
 from rheoscope.report.plot.compared import picture as picture_compared
 from rheoscope.report.tell import layers, text
 from rheoscope.report.telling import Block, Drawing, Facts, Lines, Questions, Table, Tokens, named
-from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace
 
@@ -38,10 +37,6 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     >>> rs.save_report(model, model.trace("The keys to the cabinet are"), tempfile.mkdtemp() + "/report.html").split()[0]
     'wrote'
     """
-    if not isinstance(trace, Trace):
-        raise RheoscopeError(
-            f"a report is about one Trace, got {type(trace).__name__}; type one of them, as traces[0] or linked.target"
-        )
     check_made_by(model, trace)
     check_free(Path(path))
     job = JOBS["flow"]
