@@ -58,7 +58,8 @@ export class Flat implements Hand {
     axisLines(eye, sheet).forEach((one, k) => {
       const p = onSheet(Float32Array.from(one))
       this.line(p[0]!, p[1]!, p[3]!, p[4]!, sheet.theme.muted, 0.7)
-      if (scene.axes[k]) this.word(scene.axes[k]!, p[3]! + 4, p[4]!, sheet.theme.muted, sheet)
+      const text = scene.axes[k]
+      if (text) this.word(text, p[3]! < p[0]! ? p[3]! - widthOf(this.context, text) : p[3]! + 4, p[4]!, sheet.theme.muted, sheet)
     })
   }
 

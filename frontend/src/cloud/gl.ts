@@ -117,8 +117,8 @@ export class Gl implements Hand {
   private trailsFor: unknown[] = []
   private readonly size = new Vector2()
 
-  constructor(canvas: HTMLCanvasElement) {
-    this.renderer = new WebGLRenderer({ canvas, antialias: true, alpha: true })
+  constructor(canvas: HTMLCanvasElement, context: WebGL2RenderingContext) {
+    this.renderer = new WebGLRenderer({ canvas, context })
     this.renderer.outputColorSpace = 'srgb-linear'
     this.renderer.sortObjects = false // they are added in the order in which they are drawn
     this.camera.matrixWorldAutoUpdate = this.world.matrixWorldAutoUpdate = false
