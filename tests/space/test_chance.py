@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import stdtr
 from scipy.stats import false_discovery_control
 from torch import Generator, Tensor
 
@@ -19,6 +20,7 @@ from rheoscope.space.chance import (
     pooled_p,
     q_values,
     rotations,
+    student,
     successors,
     unit_name,
     units,
@@ -120,3 +122,10 @@ def test_no_spread_and_no_null_give_no_z() -> None:
     z = z_scores(torch.tensor([3.0, 3.0, 1.0]), torch.ones(3), torch.tensor([0.5, 0.0, math.nan]))
     assert z[0] == 4
     assert z[1:].isnan().all()
+
+
+@given(st.floats(-30, 30), st.integers(1, 200))
+def test_students_law_is_scipys(t: float, freedom: int) -> None:
+    assert float(student(torch.tensor(t, dtype=torch.float64), freedom)) == pytest.approx(
+        2 * stdtr(freedom, -abs(t)), abs=1e-13
+    )

@@ -326,9 +326,9 @@ class Embedding(nn.Embedding):
 
 def unembedding(config: Config, embedding: nn.Embedding) -> Linear:
     """Points to logits: the embedding itself where the two are tied."""
-    made = Linear(config.width, config.vocabulary, bias=False, device="meta" if config.tied else None)
-    if config.tied:
-        made.weight = embedding.weight
+    made = Linear(config.width, 0 if config.tied else config.vocabulary, bias=False)
+    if config.tied:  # no weights of its own are drawn
+        made.weight, made.out_features = embedding.weight, config.vocabulary
     return made
 
 

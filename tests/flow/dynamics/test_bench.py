@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
+from rheoscope.report.plot.dynamics import DRAWN as FIGURES
 from tests.flow.dynamics.cases import done
 
 NAMES = sorted(rs.experiments())
@@ -23,6 +24,16 @@ def test_every_number_is_within_two_percent(name: str) -> None:
     far = {str(q): float(gap) for q, gap in zip(told.quantity.values, told.gap.values, strict=True) if not gap <= 0.02}
     assert far == {}
     assert told.sizes["quantity"] >= 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_has_its_figure(name: str) -> None:
+    """Here, beside its numbers: so no other worker does the experiment again."""
+    figure = rs.plot(done(name))
+    figure.draw_without_rendering()
+    assert all(axis.get_title("left") and (axis.lines or axis.collections or axis.patches) for axis in figure.axes)
+    assert len(figure.axes) == 2
+    assert set(FIGURES) == set(NAMES)
 
 
 @pytest.mark.parametrize("name", DRAWN)

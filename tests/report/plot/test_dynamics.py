@@ -1,19 +1,9 @@
-"""The figures of the theory bench."""
+"""The figures of the theory bench; that each experiment has one is seen where it is done (flow/dynamics/test_bench.py)."""
 
 import pytest
 
 import rheoscope as rs
-from rheoscope.report.plot.dynamics import DRAWN
 from tests.flow.dynamics.cases import done
-
-
-@pytest.mark.parametrize("name", sorted(rs.experiments()))
-def test_every_experiment_has_its_figure(name: str) -> None:
-    figure = rs.plot(done(name))
-    figure.draw_without_rendering()
-    assert all(axis.get_title("left") and (axis.lines or axis.collections or axis.patches) for axis in figure.axes)
-    assert len(figure.axes) == 2
-    assert set(DRAWN) == set(rs.experiments())
 
 
 def test_dots_are_what_was_measured_and_lines_what_theory_gives() -> None:
