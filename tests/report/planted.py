@@ -17,7 +17,8 @@ LAYERS, HEADS, POINTS = 6, 4, 7
 def answers(found: dict[str, xr.Dataset], controls: Sequence[dict[str, xr.Dataset]] = ()) -> Answers:
     """Planted Datasets as the answers of a run on the model that ships."""
     model = rs.load()
-    empty = begun(Subject(model, "a", model.trace("a")), nulls=True)
+    text = "a b c d e f g h i j k l"
+    empty = begun(Subject(model, text, model.trace(text)), nulls=True)
     return replace(empty, found=found, controls=tuple(replace(empty, found=one) for one in controls))
 
 

@@ -8,8 +8,10 @@ import xarray as xr
 import rheoscope as rs
 from rheoscope.report.answers import Answers
 from rheoscope.report.findings import FAMILY, OF_VERDICTS
+from rheoscope.report.jobs import JOBS
 from rheoscope.report.verdicts import NO, OPEN, QUESTIONS, YES, Verdict, dataset_of
 from tests.report import planted
+from tests.report.cases import answered
 
 CONTROLS = [{"clusters": planted.clusters(29.9 + 0.1 * at)} for at in range(4)]
 ASKED = {one.name: one for one in QUESTIONS}
@@ -95,3 +97,10 @@ def test_the_model_that_ships_answers_all_seven() -> None:
     assert all(answer.split(" · ")[0] in (YES, NO, OPEN) for answer in told.answer.values.tolist())
     with pytest.raises(rs.RheoscopeError, match="other weights"):
         rs.verdicts(rs.load(untrained=True), model.trace("a b"))
+
+
+def test_a_text_of_a_few_tokens_has_too_few_orders_to_be_sure_of_one() -> None:
+    answers = answered(JOBS["flow"], "Hello world")
+    told = {one.name: one.verdict(answers) for one in QUESTIONS}
+    assert "to the next token" not in told["identity"].answer
+    assert told["prediction"].answer != YES

@@ -166,7 +166,8 @@ def identity(answers: Answers, question: Question) -> Verdict:
     share = float(moved.identity_share_strided.values[-1, -1])
     null = float(moved.identity_share_null_strided.values[-1, -1])
     stays = YES if share >= STAY else NO if share <= 0.5 else OPEN
-    went = from_draws("", "transport", float(moved.next_type_share), moved.next_type_share_drawn.values)
+    drawn, orders = moved.next_type_share_drawn.values, len(answers.text) - len(answers.text.massive()) - 1
+    went = from_draws("", "transport", float(moved.next_type_share), drawn, permuted=orders)
     goes = claim(went, went.value > went.null, 0.05)
     line = (
         f"From the embedding to the last layer the cheapest way leaves {short(share)} of the tokens in place (displacements permuted "
@@ -234,7 +235,8 @@ def settling(answers: Answers, question: Question) -> Verdict:
 
 def prediction(answers: Answers, question: Question) -> Verdict:
     lens = answers.found["readout"]
-    one = from_draws("", "readout", float(lens.log_probability_next.mean()), lens.log_probability_next_drawn.values)
+    drawn, orders = lens.log_probability_next_drawn.values, len(answers.text) - 1
+    one = from_draws("", "readout", float(lens.log_probability_next.mean()), drawn, permuted=orders)
     first = lens["rank"].values == 1
     since = 0 if first.all() else len(first) - int(np.argmin(first[::-1]))
     target = shown(answers.words([int(lens.attrs["target"])])[0])
