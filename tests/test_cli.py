@@ -365,6 +365,10 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
             ["flow", "-m", "far", "--file", "book.txt"],
             "the text has 4,800 tokens, the model reads at most 4,096; type --first 4096, or --window 512 to analyse all of it in pieces",
         ),
+        (
+            ["analyse", "agreement", "the keys to the cabinet are on the table", "-m", "far", "--draws", "99999999"],
+            "draws are at most 10,000, got 99,999,999; type --draws 1000",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Path, tmp_path: Path) -> None:

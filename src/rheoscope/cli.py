@@ -60,7 +60,7 @@ def attention(
         mechanisms.show(out, json, tokens, explain)
 
 
-Draws = Annotated[int, typer.Option(min=2, help="Random heads that each head is compared with.")]
+Draws = Annotated[int, typer.Option(min=2, max=10_000, help="Random heads that each head is compared with.")]
 
 
 @app.command("flow")
@@ -76,7 +76,9 @@ def flow_command(
     space: Annotated[str, typer.Option(help="raw, normed (after the final norm) or sphere (directions).")] = "raw",
     controls: Annotated[
         int | None,
-        typer.Option(min=0, help="Untrained models beside it (default: 4, of large models 1; 3 or more are a null)."),
+        typer.Option(
+            min=0, max=64, help="Untrained models beside it (default: 4, of large models 1; 3 or more are a null)."
+        ),
     ] = None,
     no_control: Annotated[bool, typer.Option("--no-control", help="None of them.")] = False,
     fast: Fast = False,
@@ -201,7 +203,7 @@ def surgery_command(
     ] = None,
     F: Annotated[str | None, typer.Option("--F", help="In the place of F: symmetric, 'rank 8', …")] = None,
     each: Annotated[bool, typer.Option("--each", help="Every head alone, one after the other.")] = False,
-    draws: Annotated[int, typer.Option(min=1, help="Random controls of each kind.")] = 1,
+    draws: Annotated[int, typer.Option(min=1, max=10_000, help="Random controls of each kind.")] = 1,
     first: First = None,
     model: ModelName = None,
     explain: Explain = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis
 from rheoscope.report.answers import Answers
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
 from rheoscope.space.ticking import hearing
 from rheoscope.space.trace import Trace
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST = 4
 """Controls that are a null of their own: fewer have no spread worth the name, more cost more than they tell."""
+MOST_DRAWS = 10_000
+"""More would not fit the memory of most machines, and tell no more."""
 Progress = Callable[[int, int], None]
 Settings = dict[str, Any]
 Hear = Callable[[Answers], object]
@@ -174,6 +177,8 @@ def answer(
     asked = analysis(name)
     given = {first: subject.given(first) for first in asked.subjects}
     settings = settings if nulls or "draws" not in asked.settings else settings | {"draws": 0}
+    if settings.get("draws", 0) > MOST_DRAWS:
+        raise RheoscopeError(f"draws are at most {MOST_DRAWS:,}, got {settings['draws']:,}; type draws=1000")
     if progress is not None and asked.tells_progress:
         settings = settings | {"progress": progress}
     with hearing(None if asked.tells_progress else progress):
