@@ -39,7 +39,7 @@ def rheoscope(version: Annotated[bool, typer.Option("--version", callback=_versi
 def attention(
     out: Annotated[Path, typer.Option(help="Directory for the picture (PNG) and the page (HTML).")] = Path(),
     json: Annotated[Path | None, typer.Option(help="Also write every number to this file.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Length for which the lowering is chosen.")] = 2048,
+    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Length for which the lowering is chosen.")] = 2048,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why each lowering is taken, and why not the others.")
     ] = False,
@@ -273,7 +273,7 @@ def reverse_command(
 @app.command("costs")
 def costs_command(
     model: ModelName = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Length of the sequence.")] = 2048,
+    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Length of the sequence.")] = 2048,
     json: Json = None,
 ) -> None:
     """What a model costs on so many tokens: FLOPs, bytes, and the length beyond which attention costs most.
