@@ -1,5 +1,6 @@
 /** The page: one link, one selection, one trace and what stands beside it. */
 
+import { OWN, type Address } from './address'
 import { read, remembered, USUAL, written, type Link, type Switched } from './link'
 import { LANGUAGES, said, type Key } from './messages'
 import { Opened } from './opened.svelte'
@@ -46,7 +47,7 @@ export class Studio {
   private wanted = ''
   private besideWanted = ''
 
-  constructor(readonly client: Client, readonly only: string | null) {}
+  constructor(readonly client: Client, readonly only: string | null, readonly address: Address = OWN) {}
 
   // What is said
 
@@ -73,14 +74,11 @@ export class Studio {
 
   go(change: Partial<Link>): void {
     Object.assign(this.link, change)
-    const hash = `#${written(this.link)}`
-    if (hash === (location.hash || '#')) return
-    if (remembered(change)) history.pushState(null, '', hash)
-    else history.replaceState(history.state, '', hash)
+    this.address.write(`#${written(this.link)}`, remembered(change))
   }
 
   follow(): void {
-    Object.assign(this.link, read(location.hash))
+    Object.assign(this.link, read(this.address.read()))
     this.at = this.link.step
   }
 
@@ -134,7 +132,7 @@ export class Studio {
 
   async start(): Promise<void> {
     this.follow()
-    this.greets = !/[#&]step=/.test(location.hash) && !this.link.edits.length
+    this.greets = !/[#&]step=/.test(this.address.read()) && !this.link.edits.length
     try {
       this.state = await this.client.state()
       this.models = this.state.models

@@ -72,20 +72,24 @@ export function numbers(buffer: ArrayBuffer, start: number, said: ArraySaid): Fl
   }
 }
 
-/** Header and arrays of a binary answer. */
-export function open(buffer: ArrayBuffer): Envelope {
+/** The header of a binary answer, and where its arrays start. */
+export function opened(buffer: ArrayBuffer): { header: Record<string, any> & { arrays: ArraySaid[] }; start: number } {
   const view = new DataView(buffer)
   if (buffer.byteLength < 8 || view.getUint32(0) !== 0x5248454f) throw new WireError('this answer is no envelope: it does not start with RHEO')
   const length = view.getUint32(4, true)
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)))
+  return { header: JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length))), start: 8 + length }
+}
+
+/** Header and arrays of a binary answer. */
+export function open(buffer: ArrayBuffer): Envelope {
+  const { header, start } = opened(buffer)
   const arrays: Record<string, Field> = {}
-  for (const said of header.arrays as ArraySaid[])
-    arrays[said.name] = { values: numbers(buffer, 8 + length, said), shape: said.shape, dims: said.dims ?? [] }
+  for (const said of header.arrays) arrays[said.name] = { values: numbers(buffer, start, said), shape: said.shape, dims: said.dims ?? [] }
   return { header, arrays }
 }
 
 /** Marks are tagged in the singular or the plural; the page knows the singular. */
-function singular(picture: Picture): Picture {
+export function singular(picture: Picture): Picture {
   const tags: Record<string, string> = { lines: 'line', shapes: 'shape', words: 'word' }
   const panels = picture.panels.map((panel) => ({
     ...panel,

@@ -4,7 +4,7 @@ load                                  a Transformer as operators on one space E:
 analyses                              every analysis: its name, its question, what it needs
 verdicts                              seven questions to a text in a model: yes, no or cannot tell, each beside its null
 over_texts                            any analysis over several texts: means, intervals, one null
-plot, show, table                     what an analysis found: a figure for papers, alive in a notebook, as tidy tables
+plot, show, table                     what an analysis found: a figure for papers, alive in a notebook (a text too), as tidy tables
 save_report                           a text in a model as one self-contained page
 mechanism, mechanisms, Mechanism      what attention computes, by name or composed from parts
 nn                                    Attention and MultiHeadAttention as torch modules
@@ -48,7 +48,7 @@ _HOME = {
     "reversed_map": "rheoscope.covers.reversed_attention",
     "save_report": "rheoscope.report.answers_page",
     "self_attention_gradients": "rheoscope.attention.gradient",
-    "show": "rheoscope.report.drawing",
+    "show": "rheoscope.studio.notebook",
     "table": "rheoscope.report.table",
     "trace_under": "rheoscope.covers.surgery",
     "transformer_cost": "rheoscope.attention.cost",

@@ -1,6 +1,5 @@
 """The first day of someone who looks: pictures that can be read by themselves, and a front door that shows what is inside."""
 
-import json
 import re
 from pathlib import Path
 from runpy import run_path
@@ -94,17 +93,6 @@ def test_how_to_cite_names_this_version() -> None:
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
     assert version is not None
     assert f"version: {version[1]}\n" in cited
-
-
-def test_the_notebook_runs_from_top_to_bottom() -> None:
-    """As a kernel would run it, without one: cell after cell in one namespace; no output of an old run is kept in the file."""
-    notebook = json.loads((ROOT / "examples" / "first_look.ipynb").read_text(encoding="utf-8"))
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    for at, cell in enumerate(cells):
-        assert not cell["outputs"]
-        exec(compile("".join(cell["source"]), f"cell {at}", "exec"), namespace)
-    assert len(cells) >= 8
 
 
 def test_the_reference_shows_every_public_name() -> None:

@@ -12,7 +12,7 @@ from rheoscope.report.plot import energy, fields
 from tests.report.plot.cases import found, model
 
 
-@pytest.mark.parametrize("draw", [rs.plot, rs.show, picture_of])
+@pytest.mark.parametrize("draw", [rs.plot, picture_of])
 def test_what_is_no_answer_of_an_analysis_is_told(draw: Any) -> None:
     with pytest.raises(rs.RheoscopeError, match="got Dataset; type rs"):
         draw(xr.Dataset())
@@ -43,10 +43,8 @@ def test_words_stand_in_the_place_of_ids() -> None:
     assert rs.plot(lens, words=model().words).axes[0].texts[0].get_text() == model().words([first])[0].replace(" ", "·")
 
 
-def test_both_hands_have_the_same_numbers() -> None:
+def test_paper_has_the_numbers_of_the_answer() -> None:
     kept = found("geometry_kept")
     rsa = kept.rsa.sel(reference="embed").values
     paper = next(line for line in rs.plot(kept).axes[0].lines if line.get_label() == "to the embedding")
-    notebook = next(line for line in rs.show(kept).data if line.name == "to the embedding")
     assert np.allclose(paper.get_ydata(), rsa)
-    assert np.allclose(notebook.y, rsa)

@@ -14,6 +14,7 @@ from tests.cases import model, network, text
 
 PUBLIC = [*TABLE, "plot", "show", "table", "verdicts", "save_report", "path_weights", "reversed_map", "trace_under"]
 RIGHT = {"view": {"view"}, "trace": {"trace"}, "other": {"trace"}, "model": {"model"}, "dataset": {"dataset"},
+         "found": {"dataset", "trace"},
          "text": {"text", "ids", "number"}, "texts": {"text", "ids", "number"}}  # fmt: skip
 """Parameter → the kinds that it takes, or that the model itself looks at."""
 

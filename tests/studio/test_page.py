@@ -1,5 +1,6 @@
 """The page in a real browser: load, type, scrub, pick a head, operate, reload from the link, switch language, open an export."""
 
+import base64
 import json
 import os
 import shutil
@@ -12,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from rheoscope.studio import export
+import rheoscope as rs
+from rheoscope.report.drawing import picture_of
+from rheoscope.studio import export, notebook
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.sources import Sources
 from rheoscope.studio.stored import STATIC
-from tests.studio.cases import TEXT, loading
+from tests.studio.cases import TEXT, loading, small
 
 AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = os.environ.get("RHEOSCOPE_CHROMIUM") or next(
@@ -220,4 +223,49 @@ def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tm
         assert "step=1" in page.url
         page.keyboard.press("ArrowDown")
         page.wait_for_selector("canvas.map")
+        assert errors == []
+
+
+NOTEBOOK = """<!doctype html><meta charset="utf-8"><body style="background:{paper}"><h2>a notebook</h2><div id="cell"></div>
+<script type="module">
+import widget from "./module.js"
+const bytes = new DataView(Uint8Array.from(atob("{data}"), (one) => one.charCodeAt(0)).buffer)
+const traits = {{ data: bytes, rules: {rules} }}
+window.end = widget.render({{ model: {{ get: (name) => traits[name] }}, el: document.getElementById("cell") }})
+</script>"""
+
+
+def giving(body: str, kind: str) -> Callable[[Any], None]:
+    return lambda route: route.fulfill(body=body, content_type=kind)
+
+
+def test_widgets_of_a_notebook(studio: tuple[Session, str], browser: Any) -> None:
+    """As anywidget would render them: a module, its traits and an element; the notebook around keeps its own look."""
+    trace = small().trace(TEXT)
+    script, rules = notebook.built()
+    shown = {
+        "cloud": notebook.of_trace(trace, small().words),
+        "picture": notebook.of_picture(rs.transport(trace), None, None),
+    }
+    paper = {"cloud": "#111111", "picture": "#ffffff"}
+    with looking(browser) as (page, errors):
+        page.route("**/module.js", giving(script, "text/javascript"))
+        for name, data in shown.items():
+            body = NOTEBOOK.format(paper=paper[name], data=base64.b64encode(data).decode(), rules=json.dumps(rules))
+            page.route(f"**/{name}.html", giving(body, "text/html"))
+        page.goto(f"{studio[1]}cloud.html")
+        arrived(page)
+        assert "".join(tokens(page)).endswith(TEXT)
+        assert page.locator("#cell > [data-theme=dark]").count() == 1
+        page.locator("input.steps").press("ArrowRight")
+        assert page.locator("input.steps").input_value() == "1"
+        assert page.url.endswith("cloud.html")
+        page.evaluate("window.end()")
+        assert page.locator("#cell *").count() == 0
+
+        page.goto(f"{studio[1]}picture.html")
+        page.wait_for_selector("#cell svg")
+        assert page.locator("#cell figure").count() == len(picture_of(rs.transport(trace)).panels)
+        assert page.locator("#cell > [data-theme=light]").count() == 1
+        assert page.locator("h2", has_text="a notebook").evaluate("(one) => getComputedStyle(one).fontSize") == "24px"
         assert errors == []

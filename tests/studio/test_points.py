@@ -6,13 +6,14 @@ import torch
 from rheoscope.flow.cloud import clouds
 from rheoscope.flow.frames import direction_of
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio.points import _at_once, _by_steps, fitted, leading, projected
+from rheoscope.studio.points import _at_once, _by_steps, axes_of, fitted, leading, projected
 from tests.studio.cases import TEXT, small
 
 
 def seen(axes: str, space: str = "raw", text: str = TEXT, other: str = TEXT):  # type: ignore[no-untyped-def]
     model = small()
-    return projected(model, model.trace(text), axes, space, lambda name: model.trace(other))
+    trace = model.trace(text)
+    return projected(trace, axes_of(model, trace, axes, space, lambda name: model.trace(other)), space)
 
 
 @pytest.mark.parametrize("space", ["raw", "sphere"])

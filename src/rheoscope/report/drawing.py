@@ -1,4 +1,4 @@
-"""What an analysis found as a picture, and the picture by two hands: `plot` for papers, `show` for notebooks.
+"""What an analysis found as a picture, and the picture on paper: `plot`. The studio and `rs.show` draw the same one.
 
 The file in `plot/` that has the analysis's name says what the picture shows; without such a file it follows from the fields.
 """
@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.picture import Picture
 from rheoscope.report.plot import fields
@@ -36,20 +35,6 @@ def plot(dataset: "xarray.Dataset", words: Words | None = None, types: "xarray.D
     """
     own = _from_file(dataset, "figure")  # drawn with matplotlib itself
     return on_paper(picture_of(dataset, words, types)) if own is None else own(dataset)
-
-
-def show(dataset: "xarray.Dataset", words: Words | None = None, types: "xarray.Dataset | None" = None) -> Any:
-    """What an analysis found, as a plotly Figure for notebooks, with the numbers under the pointer.
-
-    **Takes** what `plot` takes; needs `pip install 'rheoscope[notebook]'`.
-
-    >>> import rheoscope as rs
-    >>> model = rs.load()
-    >>> lens = rs.readout(model.trace("The keys to the cabinet are"))
-    >>> type(rs.show(lens, words=model.words)).__name__
-    'Figure'
-    """
-    return in_notebook(picture_of(dataset, words, types))
 
 
 def picture_of(dataset: "xarray.Dataset", words: Words | None = None, types: "xarray.Dataset | None" = None) -> Picture:

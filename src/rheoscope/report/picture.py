@@ -1,7 +1,7 @@
 """A picture as values: panels of lines, shapes, cells and words.
 
-An analysis says once what its picture shows; `draw/` holds the hands that draw it: matplotlib for papers, plotly for
-notebooks, SVG for pages. So all three show the same numbers.
+An analysis says once what its picture shows; `draw/` holds the hands that draw it: matplotlib for papers, SVG for pages; to the
+studio and to notebooks it travels as it is. So all show the same numbers.
 """
 
 import math

@@ -1,6 +1,7 @@
 """What the page is told in words and numbers: models, traces, verdicts, the catalogue."""
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ from rheoscope import __version__
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report.answers import Answers
 from rheoscope.report.tell.questions import note
-from rheoscope.report.tokens import printable, shown
+from rheoscope.report.tokens import Words, printable, shown
 from rheoscope.report.verdicts import QUESTIONS, Question
 from rheoscope.space.prediction import predictions
 from rheoscope.space.running import Running
@@ -60,11 +61,11 @@ def of_model(name: str, title: str, model: Running | None) -> dict[str, Any]:
 
 
 def of_trace(
-    name: str, model_id: str, model: Running, trace: Trace, text: str, edits: tuple[Edit, ...]
+    name: str, model_id: str, words: Words, trace: Trace, text: str, edits: tuple[Edit, ...]
 ) -> dict[str, Any]:
     """A text as the page first shows it: its tokens, its steps, what comes next."""
     massive = set(trace.massive())
-    likely = _predicted(model, trace)
+    likely = _predicted(words, trace)
     return {
         "id": name,
         "model": model_id,
@@ -84,14 +85,13 @@ def of_trace(
 
 
 @torch.no_grad()
-def _predicted(model: Running, trace: Trace) -> list[dict[str, Any]]:
+def _predicted(words: Words, trace: Trace) -> list[dict[str, Any]]:
     if trace.view.unembed is None:
         return []
     best = predictions(trace.view, trace.points[-1, -1:])[0].exp().topk(min(TOP, len(trace.view.embed)))
-    words = model.words(best.indices.tolist())
     return [
         {"token": word, "shown": shown(word), "probability": float(p), "id": int(one)}
-        for word, p, one in zip(words, best.values, best.indices, strict=True)
+        for word, p, one in zip(words(best.indices.tolist()), best.values, best.indices, strict=True)
     ]
 
 
@@ -117,10 +117,10 @@ def of_verdicts(answers: Answers) -> dict[str, Any]:
     return {"verdicts": told, "note": getattr(said, "note", "")}
 
 
-def of_catalogue() -> dict[str, Any]:
-    """Every analysis with its fields and settings, the questions, and what can be done to a head."""
+def of_catalogue(names: Iterable[str] = TABLE) -> dict[str, Any]:
+    """Analyses (all, unless they are named) with their fields and settings, the questions, and what can be done to a head."""
     rows = []
-    for name in TABLE:
+    for name in names:
         one = analysis(name)
         rows.append(
             {

@@ -14,9 +14,10 @@ from rheoscope.report.tokens import shown
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import checked
 from rheoscope.space.prediction import predictions
+from rheoscope.space.trace import Trace
 from rheoscope.studio import wire
 from rheoscope.studio.edits import map_of
-from rheoscope.studio.points import projected
+from rheoscope.studio.points import Axes, axes_of, projected
 
 if TYPE_CHECKING:
     from rheoscope.studio.session import Entry, Session
@@ -29,7 +30,13 @@ PAIRS, WRITERS = 60, 12
 
 def cloud(session: "Session", entry: "Entry", axes: str, space: str) -> bytes:
     """The text as points on three axes, the share of variance that they show, and the star of the prediction."""
-    seen = projected(entry.model, entry.trace, axes, space, lambda name: session.entry(name).trace)
+    on = axes_of(entry.model, entry.trace, axes, space, lambda name: session.entry(name).trace)
+    return points_on(entry.trace, on, axes, space)
+
+
+def points_on(trace: Trace, on: Axes, axes: str, space: str) -> bytes:
+    """A text as points on axes that are known, by their name."""
+    seen = projected(trace, on, space)
     shares = [float(one) for one in seen.shares]
     header = {"share": sum(shares), "shares": shares, "space": space, "axes": axes}
     points = wire.as_array(seen.points.cpu().numpy(), ["step", "token", "axis"])

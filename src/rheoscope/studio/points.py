@@ -39,30 +39,35 @@ class Axes:
 
 
 @torch.no_grad()
-def projected(model: Model, trace: Trace, axes: str, space: str, other: Callable[[str], Trace]) -> Projected:
-    """The cloud on the axes that are asked for: `all`, `layer:K`, `text:ID` (`other` finds it) or `tokens:a,b,c`."""
-    if space not in SPACES:
-        raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
-    cloud = exact(clouds(trace, space, keep_massive=True).points)
-    on = axes_of(model, trace, axes, space, other)
-    apart = cloud - on.centre
+def projected(trace: Trace, on: Axes, space: str) -> Projected:
+    """The cloud, massive tokens with it, on three axes."""
+    apart = exact(clouds(trace, space, keep_massive=True).points) - on.centre
     flat = apart @ on.along
     whole = apart.square().sum().clamp(min=torch.finfo(flat.dtype).tiny)
     return Projected(flat, (_star(trace, space) - on.centre) @ on.along, flat.square().sum((0, 1)) / whole)
 
 
+@torch.no_grad()
+def widest(trace: Trace, space: str) -> Axes:
+    """The three directions in which all steps together spread most."""
+    return fitted(_ordinary(trace, space))
+
+
+@torch.no_grad()
 def axes_of(model: Model, trace: Trace, axes: str, space: str, other: Callable[[str], Trace]) -> Axes:
-    """Axes by their name."""
+    """Axes by their name: `all`, `layer:K`, `text:ID` (`other` finds it) or `tokens:a,b,c`."""
+    if space not in SPACES:
+        raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
     kind, _, rest = axes.partition(":")
     if kind == "all" and not rest:
-        return fitted(_ordinary(trace, space))
+        return widest(trace, space)
     if kind == "layer":
         return fitted(_ordinary(trace, space)[end_of(trace, rest)])
     if kind == "text":
         found = other(rest)
         if found.points.shape[-1] != trace.points.shape[-1]:
             raise RheoscopeError("axes are lent by a text of the same width of E; type a text of the same model")
-        return fitted(_ordinary(found, space))
+        return widest(found, space)
     if kind == "tokens":
         return towards(model, rest, _ordinary(trace, space))
     raise RheoscopeError(f"unknown axes {axes!r}; type all, layer:3, text:ID or tokens: on, of")

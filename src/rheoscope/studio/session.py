@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def head(self) -> dict[str, Any]:
-        return facts.of_trace(self.id, self.opened.id, self.model, self.trace, self.text, self.edits)
+        return facts.of_trace(self.id, self.opened.id, self.model.words, self.trace, self.text, self.edits)
 
     @property
     def subject(self) -> Subject:

@@ -1,5 +1,6 @@
 """Answers of the default model that the tests of pictures share, small and asked once, and what is looked for on a picture."""
 
+import json
 from functools import cache
 from typing import Any
 
@@ -9,11 +10,11 @@ import xarray as xr
 import rheoscope as rs
 from rheoscope import catalogue
 from rheoscope.report.draw.inline import figures
-from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.draw.paper import on_paper
 from rheoscope.report.drawing import picture_of
 from rheoscope.report.picture import Cells, Line, Panel, Picture
 from rheoscope.report.plot.heads import COLOURS
+from rheoscope.studio.wire import of_picture, written
 from tests.report.parts import Parts
 
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
@@ -98,8 +99,8 @@ def cells(panel: Panel) -> Cells:
 
 
 def by_three_hands(picture: Picture) -> None:
-    """Every panel is drawn on paper, in a notebook and on a page."""
-    paper, notebook = on_paper(picture), in_notebook(picture)
+    """Every panel is drawn on paper and on a page, and travels to the studio and to notebooks whole."""
+    paper, travels = on_paper(picture), json.loads(written(of_picture(picture)))
     bars = [axes for axes in paper.axes if axes.get_label() == "<colorbar>"]
     assert [axes.get_title("left") for axes in paper.axes if axes not in bars] == [
         panel.title for panel in picture.panels
@@ -107,9 +108,9 @@ def by_three_hands(picture: Picture) -> None:
     maps = [mark for panel in picture.panels for mark in panel.maps]
     assert [axes.get_ylabel() for axes in bars] == [mark.name for mark in maps]
     assert all(mark.name for mark in maps), "a scale of colours says what it measures"
-    heats = [trace for trace in notebook.data if trace.type == "heatmap"]
-    assert [trace.colorbar.title.text for trace in heats] == [mark.name for mark in maps]
-    assert len(notebook.data) == sum(len(panel.marks) for panel in picture.panels)
+    marks = [mark for panel in travels["panels"] for mark in panel["marks"]]
+    assert [mark["name"] for mark in marks if mark["mark"] == "cells"] == [mark.name for mark in maps]
+    assert len(marks) == sum(len(panel.marks) for panel in picture.panels)
     on_a_page(picture)
 
 

@@ -3,6 +3,8 @@
 import pytest
 
 import rheoscope as rs
+from rheoscope.report.drawing import picture_of
+from rheoscope.report.picture import Line
 from tests.flow.dynamics.cases import done
 
 
@@ -14,7 +16,7 @@ def test_dots_are_what_was_measured_and_lines_what_theory_gives() -> None:
     assert dots.get_linestyle() == "None"
 
 
-def test_a_notebook_shows_the_numbers_of_an_experiment_from_its_fields() -> None:
+def test_the_picture_of_an_experiment_has_the_numbers_of_its_fields() -> None:
     told = done("rank_collapse")
-    drawn = {trace.name: trace for trace in rs.show(told).data}
+    drawn = {mark.name: mark for panel in picture_of(told).panels for mark in panel.marks if isinstance(mark, Line)}
     assert list(drawn["residual"].y) == pytest.approx(told.residual.values)
