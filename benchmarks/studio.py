@@ -25,7 +25,7 @@ from timing import arguments, keep
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
 from rheoscope.studio.session import Limits
-from rheoscope.studio.starting import address, bound, opened
+from rheoscope.studio.starting import Opening, address, bound, opened
 from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
 
 WORDS = (
@@ -57,7 +57,7 @@ def text(words: int, at: int) -> str:
 @contextmanager
 def serving() -> Iterator[tuple[str, Any]]:
     """A server with the default model, and what it holds."""
-    session, listening = opened(None, limits=Limits(controls=0, kept_bytes=50_000_000)), bound("127.0.0.1", 0)
+    session, listening = opened(Opening(), Limits(controls=0, kept_bytes=50_000_000)), bound("127.0.0.1", 0)
     app = create(session, Rules(), stored=stored_in(STATIC / EXAMPLE))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

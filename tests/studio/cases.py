@@ -27,7 +27,7 @@ TEXT = "The keys to the cabinet are on the table."
 HERE = "http://127.0.0.1"
 
 
-def loading(source: str | None, untrained: bool = False, progress: Any = None) -> Any:
+def loading(source: str | None, untrained: bool = False, progress: Any = None, **how: Any) -> Any:
     """What the server calls to open a model: the small one, whatever the name; another where an untrained one is asked for."""
     progress(1, 1)
     return other() if untrained else small()
@@ -82,7 +82,7 @@ class Gate:
     def __init__(self) -> None:
         self.opens = threading.Event()
 
-    def __call__(self, source: str | None, untrained: bool = False, progress: Any = None) -> Any:
+    def __call__(self, source: str | None, untrained: bool = False, progress: Any = None, **how: Any) -> Any:
         self.opens.wait(20)
         return small()
 

@@ -9,12 +9,13 @@ import rheoscope as rs
 from rheoscope.covers.ablation import mean_ablation, mean_outputs
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
-from rheoscope.studio.edits import OPERATIONS, Edit, map_of, trace_of
+from rheoscope.studio.edited import Edited, trace_of, under
+from rheoscope.studio.edits import OPERATIONS, Edit, live, map_of
 from tests.studio.cases import TEXT, small
 
 
 def after(*edits: Edit) -> Trace:
-    return trace_of(small(), TEXT, edits)[0]
+    return under(small(), edits).trace(TEXT)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_silenced_head_gives_its_mean() -> None:
     [(), (Edit(1, 2, "symmetric"),), (Edit(1, 2, "scale", value=3.0), Edit(1, 0, "skew")), (Edit(0, 2, "symmetric"),)],
 )
 def test_weights_under_an_edit_move_the_tokens_to_where_the_edited_model_has_them(edits: tuple[Edit, ...]) -> None:
-    trace, kept = trace_of(small(), TEXT, edits)
+    trace, kept = trace_of(under(small(), edits), TEXT)
     heads, x = trace.view.blocks[1], trace.read_by(1)
     values = heads.read(x)[2][0]
     moved = sum(
@@ -78,7 +79,7 @@ def test_weights_under_an_edit_move_the_tokens_to_where_the_edited_model_has_the
 
 def test_scores_under_an_edit_are_times_as_large() -> None:
     edits = (Edit(1, 2, "scale", value=2.0),)
-    trace, kept = trace_of(small(), TEXT, edits)
+    trace, kept = trace_of(under(small(), edits), TEXT)
     own, found = trace.scores(1, 2), map_of(trace, kept, edits, 1, 2, "scores")
     hat = trace.view.blocks[1].norm.hat(trace.read_by(1))
     centred, M = hat - hat.mean(0), trace.view.head(1, 2).M
@@ -125,3 +126,50 @@ def test_every_operation_that_the_page_offers_runs() -> None:
             found = after(replace(Edit(1, 1, row["name"]), part=part, value=value)).points
             assert torch.equal(found[: small().trace(TEXT).where[1]], before[: small().trace(TEXT).where[1]])
             assert found.isfinite().all()
+
+
+# The model under edits, as a model
+
+STACKED = (Edit(1, 2, "symmetric", "both"), Edit(0, 1, "ablate"))
+
+
+def test_a_batch_runs_as_its_texts_alone() -> None:
+    """Each is centred by its own mean, whatever stands beside it and however it is padded."""
+    model, texts = under(small(), STACKED), [TEXT, "The keys", TEXT + " The king"]
+    for found, text in zip(model.trace(texts), texts, strict=True):
+        torch.testing.assert_close(found.points, under(small(), STACKED).trace(text).points, atol=1e-5, rtol=1e-5)
+
+
+def test_logits_are_those_of_the_points() -> None:
+    model = under(small(), STACKED)
+    logits, ids = model.run(TEXT), small().ids(TEXT)
+    view = small().view
+    torch.testing.assert_close(
+        logits, view.final_norm.own(model.trace(TEXT).points[-1]) @ view.unembed, atol=1e-4, rtol=1e-4
+    )
+    assert not torch.allclose(logits, small().run(TEXT))
+    torch.testing.assert_close(
+        model.run_batch(ids[None], given=model.passed(ids[None])[:1])[0], logits, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_gradients_are_those_of_the_edited_model() -> None:
+    """Against a small step of the points, in the model that is edited by its own means."""
+    model, ids = under(small(), STACKED), small().ids(TEXT)
+    assert isinstance(model, Edited)
+    edit = live(small().view, [model.before(ids)], STACKED)
+    _, found = model.gradients(TEXT, lambda logits: logits[-1, 5])
+    for step in ("embed", "L1.resid_mid"):
+        along = torch.randn(found[step].shape, generator=torch.Generator().manual_seed(0))
+        ahead, back = (
+            float(small().run(TEXT, edit=edit, hooks={step: lambda x, by=by: x + by * along})[-1, 5].detach())
+            for by in (3e-4, -3e-4)
+        )
+        assert float((found[step] * along).sum()) == pytest.approx((ahead - back) / 6e-4, rel=2e-3)
+
+
+def test_no_edit_is_the_model_itself_and_further_changes_are_refused() -> None:
+    assert under(small(), ()) is small()
+    for more in ({"edit": {(0, 0): lambda q, k, v, mechanism: v}}, {"hooks": {"embed": lambda x: x}}):
+        with pytest.raises(RheoscopeError, match="where an edit stands already"):
+            under(small(), STACKED).run(TEXT, **more)  # type: ignore[arg-type]

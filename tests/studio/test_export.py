@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from typer.testing import CliRunner
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import export
+from rheoscope.studio.session import Limits
 from rheoscope.studio.starting import address, bound, check_built
 from rheoscope.studio.stored import Stored, inflated, stored_in
 from rheoscope.studio.wire import unpacked
-from tests.studio.cases import TEXT, Gate, one_line, posted, running, told
+from tests.studio.cases import TEXT, Gate, loading, one_line, posted, running, told
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +164,47 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         with pytest.raises(RheoscopeError, match=f"cannot listen on 127.0.0.1:{port}"):
             bound("127.0.0.1", port)
         assert address("127.0.0.1", port, "a") == f"http://127.0.0.1:{port}/?token=a"
+
+
+def test_models_and_their_controls_are_opened_as_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from rheoscope.cli import app
+    from rheoscope.studio import starting
+
+    asked = []
+    monkeypatch.setattr(starting, "STATIC", tmp_path)
+    monkeypatch.setattr(starting, "start", lambda *given: asked.append(given))
+    (tmp_path / "index.html").write_text("")
+    done = CliRunner().invoke(app, ["studio", "--device", "cpu", "--dtype", "float64", "--port", "0"])
+    assert done.exit_code == 0, done.output
+    assert asked == [(starting.Opening(None, "cpu", "float64", []), "127.0.0.1", 0, False)]
+
+    loaded: list[dict[str, Any]] = []
+
+    def load(source: str | None, **how: Any) -> Any:
+        loaded.append({name: how[name] for name in ("device", "dtype")})
+        return loading(source, progress=lambda done, total: None)
+
+    monkeypatch.setattr(starting, "load", load)
+    monkeypatch.setattr("rheoscope.opening.load", load)
+    monkeypatch.setattr(starting, "memory_file", lambda: tmp_path / "recent.json")
+    session = starting.opened(asked[0][0], Limits(controls=1))
+    try:
+        opened = session.opened(session.first)
+        entry, _ = session.trace(opened, opened.job.result.result(20), TEXT, ())
+        (control,) = session._beside(entry, opened.job)
+        control()
+    finally:
+        session.close()
+    assert loaded == [{"device": "cpu", "dtype": "float64"}] * 2
+
+
+def test_what_cannot_be_opened_so_is_told_where_it_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from rheoscope.cli import app
+    from rheoscope.studio import starting
+
+    monkeypatch.setattr(starting, "STATIC", tmp_path)
+    (tmp_path / "index.html").write_text("")
+    for option, wrong in (("--dtype", "float7"), ("--device", "abacus")):
+        done = CliRunner().invoke(app, ["studio", option, wrong, "--port", "0"])
+        assert wrong in str(done.exception)
+        assert isinstance(done.exception, RheoscopeError)

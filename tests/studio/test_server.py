@@ -14,7 +14,8 @@ from starlette.testclient import TestClient
 import rheoscope as rs
 from rheoscope.catalogue import TABLE
 from rheoscope.report.verdicts import QUESTIONS
-from rheoscope.studio.edits import Edit, trace_of
+from rheoscope.studio.edited import under
+from rheoscope.studio.edits import Edit
 from rheoscope.studio.session import Session
 from rheoscope.studio.wire import Array, unpacked
 from tests.studio.cases import TEXT, Gate, one_line, posted, running, small, told
@@ -199,7 +200,7 @@ def test_an_edit_is_shown_as_the_library_has_it(client: TestClient, trace: str) 
     at = small().trace(TEXT).where[1] + 1
     np.testing.assert_array_equal(after["points"].values[:at], before["points"].values[:at])
     assert np.abs(after["points"].values[at:] - before["points"].values[at:]).max() > 0
-    own = trace_of(small(), TEXT, [Edit(1, 2, "symmetric")])[0]
+    own = under(small(), [Edit(1, 2, "symmetric")]).trace(TEXT)
     torch.testing.assert_close(own.points, rs.trace_under(small(), TEXT, heads=[(1, 2)], M="symmetric").points)
     header, found = arrays(client, f"/api/traces/{edited}/analyses/trajectory", draws=0)
     np.testing.assert_allclose(found["speed"].values, rs.trajectory(own, draws=0).speed.values, rtol=1e-5)
@@ -210,10 +211,27 @@ def test_an_edit_is_shown_as_the_library_has_it(client: TestClient, trace: str) 
     assert "edit" in [one["component"] for one in lens["written"]]
 
 
-def test_what_runs_the_model_again_is_not_asked_of_an_edit(client: TestClient) -> None:
+def test_what_runs_the_model_again_runs_the_edited_one(client: TestClient, trace: str) -> None:
     edited = posted(client, edits=[{"layer": 0, "head": 0, "operation": "ablate"}])
-    assert "without the edit" in one_line(client.get(f"/api/traces/{edited}/analyses/head_types"), 400)
-    one_line(client.get(f"/api/traces/{edited}/weights/0/0?kind=reversed"), 400)
+    model = under(small(), [Edit(0, 0, "ablate")])
+    header, found = arrays(client, f"/api/traces/{edited}/analyses/prefix_stability")
+    twin, own = (rs.prefix_stability(one, TEXT) for one in (model, small()))
+    changes = [name for name in found if not np.allclose(twin[name], own[name], rtol=1e-3, equal_nan=True)]
+    assert changes
+    for name in found:
+        np.testing.assert_allclose(found[name].real, twin[name].values, rtol=1e-3, atol=1e-5)
+    assert "runs of the edited model" in header["attrs"]["edited"]
+    _, found = arrays(client, f"/api/traces/{edited}/weights/1/0", kind="reversed")
+    assert np.isfinite(found["map"].real).any()
+
+
+def test_what_an_edit_leaves_undefined_is_refused_in_one_line(client: TestClient) -> None:
+    edited = posted(client, edits=[{"layer": 0, "head": 0, "operation": "ablate"}])
+    for name, why in {"attention_patching": "changes heads or points by itself", "rollout": "not in the View"}.items():
+        reason = one_line(client.get(f"/api/traces/{edited}/analyses/{name}"), 400)
+        assert reason.startswith(f"{name} cannot be told of heads that are edited")
+        assert why in reason
+    assert "choose another" in one_line(client.get(f"/api/traces/{edited}/weights/0/0?kind=reversed"), 400)
 
 
 def test_an_untrained_model_is_another(client: TestClient, trace: str) -> None:
@@ -305,7 +323,7 @@ def test_a_model_that_may_not_be_opened_is_refused(client: TestClient) -> None:
 
 
 def test_a_fault_shows_nothing_of_the_inside() -> None:
-    def broken(source: str | None, untrained: bool = False, progress: Any = None) -> Any:
+    def broken(source: str | None, untrained: bool = False, progress: Any = None, **how: Any) -> Any:
         raise KeyError("a secret path")
 
     with running(broken) as (_, client):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.report.options import File, ModelName
+from rheoscope.report.options import Device, Dtype, File, ModelName
 
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Where it listens; 0: any free one.")]
 Host = Annotated[str, typer.Option(help="Another than loopback asks everyone for a token.")]
@@ -24,11 +24,13 @@ def studio(
     export: Export = None,
     text: ExportText = None,
     file: File = None,
+    device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """The page: a text as a cloud that moves, every head and analysis, heads changed while you look; on loopback.
 
     Examples:  rheoscope studio --open    ·    rheoscope studio --model gpt2    ·    rheoscope studio --export page --text "The keys are"
     """
-    from rheoscope.studio.starting import run
+    from rheoscope.studio.starting import Opening, run
 
-    run(model, host, port, opens, root or [], export, text, file)
+    run(Opening(model, device, dtype, root or []), host, port, opens, export, text, file)

@@ -1,4 +1,4 @@
-"""Edits as values: which head, which of its operators, what happens to it; several of them as one run of the model."""
+"""Edits as values: which head, which of its operators, what happens to it; several of them as one change a layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,18 +8,19 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rheoscope.attention.definition import for_every_head, positions, scores
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition
-from rheoscope.covers.ablation import mean_ablation, mean_outputs
+from rheoscope.covers.ablation import mean_outputs
 from rheoscope.covers.operation import Operation, changed
 from rheoscope.covers.pieces import kept_tokens
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.form import Form, columns, less, own_form, times, with_columns
 from rheoscope.space.head import Heads
-from rheoscope.space.model import LayerEdit, Model, Rewrite
+from rheoscope.space.model import LayerEdit, Rewrite
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
@@ -79,14 +80,6 @@ def checked(view: View, edits: Sequence[Edit]) -> None:
             raise RheoscopeError(f"a value lies within ±{max(STRONGEST, view.width):.0f}, got {one.value!r}")
 
 
-def trace_of(model: Model, text: str, edits: Sequence[Edit]) -> tuple[Trace, Kept]:
-    """The text as points of E, in the model with all edits carried out; and the tokens whose mean they centre by."""
-    checked(model.view, edits)
-    before = model.trace(text)
-    kept = kept_tokens(before)
-    return (model.trace(text, edit=_live(before, kept, edits)) if edits else before), kept
-
-
 @torch.no_grad()
 def operations(view: View, edits: Sequence[Edit]) -> dict[At, Operation]:
     """What every edited head does instead, edits of one head one after the other; silenced heads do nothing else."""
@@ -140,18 +133,49 @@ def _replaced(one: Edit, table: Any, what: str) -> Callable[[Any, Any], Any]:
     return lambda heads, own: found.make(heads, own, found.rank)
 
 
-def _live(before: Trace, kept: Kept, edits: Sequence[Edit]) -> dict[int, Rewrite]:
-    """All edits as one change a layer."""
-    made, silent = operations(before.view, edits), ablated(edits)
-    means = mean_outputs(before, kept) if silent else []
+@dataclass(frozen=True, eq=False)
+class Before:
+    """What edits need to know of a text in the model as it is: which tokens make its mean, and the mean outputs of heads."""
+
+    kept: Kept
+    means: list[Float[Tensor, "h e"]]
+
+
+@torch.no_grad()
+def before(trace: Trace, edits: Sequence[Edit]) -> Before:
+    """The means are there where a head is silenced."""
+    kept = kept_tokens(trace)
+    return Before(kept, mean_outputs(trace, kept) if ablated(edits) else [])
+
+
+@torch.no_grad()
+def live(view: View, texts: Sequence[Before], edits: Sequence[Edit]) -> dict[int, Rewrite]:
+    """All edits as one change a layer, for texts side by side: each is centred by its own mean, and silenced to its own.
+
+    Shorter texts are padded on the right.
+    """
+    made, silent = operations(view, edits), ablated(edits)
+    longest = max(len(one.kept) for one in texts)
+    kept = torch.stack([pad(one.kept, (0, longest - len(one.kept))) for one in texts])
     found = {}
     for layer in sorted({one.layer for one in edits}):
         mine = [one for at, one in made.items() if at[0] == layer and (one.form or one.content is not None)]
         quiet = [head for at, head in silent if at == layer]
-        silencing = mean_ablation(means, {layer: quiet})[layer] if quiet else None
+        silencing = _silencing(torch.stack([one.means[layer] for one in texts]), quiet) if quiet else None
         if mine or quiet:
             found[layer] = Rewrite(partial(_one_after_the_other, mine, silencing, kept))
     return found
+
+
+def _silencing(means: Float[Tensor, "b h e"], heads: list[int]) -> LayerEdit:
+    """These heads give every token of a text the same: their mean over it."""
+
+    def change(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
+        new = out.clone()
+        new[:, heads] = means[:, heads, None].to(out)
+        return new
+
+    return change
 
 
 def _one_after_the_other(

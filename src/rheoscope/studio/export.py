@@ -14,7 +14,7 @@ from rheoscope.report.progress import progress
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import facts, looks, wire
 from rheoscope.studio.session import Entry, Session
-from rheoscope.studio.starting import opened
+from rheoscope.studio.starting import FIRST, Opening, opened
 from rheoscope.studio.stored import EXAMPLE, STATIC, inflated
 
 MARK = '<script type="application/json" id="rheoscope-export">{}</script>'
@@ -24,11 +24,11 @@ Files = Iterator[tuple[str, bytes]]
 """Paths below the page, and what they hold."""
 
 
-def save(folder: Path, text: str, model: str | None = None, page: Path | None = STATIC) -> str:
+def save(folder: Path, text: str, opening: Opening = FIRST, page: Path | None = STATIC) -> str:
     """Ask everything of a text and write the page of it into a folder, a new or an empty one; without a page the answers alone."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RheoscopeError(f"{folder} is there already and not empty; type a new name, nothing is overwritten")
-    session = opened(model)
+    session = opened(opening)
     try:
         entry = asked(session, text)
         size = write(folder, session, entry, page)

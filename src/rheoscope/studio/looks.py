@@ -50,15 +50,17 @@ def head_map(entry: "Entry", layer: int, head: int, kind: str, steps: int = wire
     heads = entry.trace.view.heads_of(layer, head)
     if len(entry.trace) > LARGEST_MAP:
         raise RheoscopeError(f"a map has at most {LARGEST_MAP} tokens, this text has {len(entry.trace)}")
+    edited = any((one.layer, one.head) == (layer, head) for one in entry.edits)
     if kind == "reversed":
-        if entry.edits:
-            raise RheoscopeError("reversed attention runs the model again, without the edit; ask it without edits")
-        found = reversed_map(entry.model, entry.trace, layer, head)
+        if edited:
+            raise RheoscopeError(
+                "reversed attention is of a head's own operators, and this head is edited; choose another"
+            )
+        found = reversed_map(entry.edited, entry.trace, layer, head)
     else:
         found = map_of(entry.trace, entry.kept, entry.edits, layer, head, kind)
     seen = permitted(heads, len(entry.trace), found.device)
     values = torch.where(seen, found.float(), torch.nan).cpu().numpy()
-    edited = any((one.layer, one.head) == (layer, head) for one in entry.edits)
     header = {"layer": layer, "head": head, "kind": kind, "edited": edited}
     return wire.packed(header, {"map": wire.in_bytes(values, ["query", "key"], steps)})
 

@@ -21,7 +21,8 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.running import Running
 from rheoscope.space.trace import Trace
 from rheoscope.studio import facts, wire
-from rheoscope.studio.edits import Edit, Kept, trace_of
+from rheoscope.studio.edited import trace_of, under
+from rheoscope.studio.edits import Edit, Kept
 from rheoscope.studio.kept import Kept as Cache
 from rheoscope.studio.settings import settings_of
 from rheoscope.studio.sources import DEFAULT, Sources
@@ -70,11 +71,12 @@ class Opened:
 
 @dataclass(eq=False)
 class Entry:
-    """A text in a model under edits: its trace, what was found so far, the job that asks the questions."""
+    """A text in a model under edits (`edited`): its trace, what was found so far, the job that asks the questions."""
 
     id: str
     opened: Opened
     model: Running
+    edited: Running
     text: str
     edits: tuple[Edit, ...]
     trace: Trace
@@ -90,7 +92,8 @@ class Entry:
 
     @property
     def subject(self) -> Subject:
-        return Subject(self.model, self.text, self.trace)
+        """What analyses are asked about: whatever runs the model runs the edited one."""
+        return Subject(self.edited, self.text, self.trace)
 
     @property
     def bytes(self) -> int:
@@ -107,8 +110,11 @@ class Session:
         sources: Sources,
         limits: Limits,
         first: str = DEFAULT,
+        device: str | None = None,
+        dtype: str | None = None,
     ) -> None:
         self.load, self.sources, self.limits, self.first = load, sources, limits, first
+        self.device, self.dtype = device, dtype
         self.queue = Queue(limits.jobs)
         self.cache = Cache(limits.kept_bytes)
         self.models: dict[str, Opened] = {}
@@ -131,7 +137,8 @@ class Session:
 
     def _load(self, source: str, taken: str | None, untrained: bool, job: Job) -> Running:
         with self._loading:
-            model = self.load(taken, untrained=untrained, progress=job.progress("loading"))
+            tell = job.progress("loading")
+            model = self.load(taken, device=self.device, dtype=self.dtype, untrained=untrained, progress=tell)
             self.sources.remember(source)
         return model
 
@@ -157,10 +164,10 @@ class Session:
         found = self.cache.get(name)
         if found is not None:
             return found, True
-        trace, kept = trace_of(model, text, edits)
-        entry = Entry(
-            name, opened, model, text, tuple(edits), trace, kept, begun(Subject(model, text, trace), nulls=True)
-        )
+        edited = under(model, edits)
+        trace, kept = trace_of(edited, text)
+        so_far = begun(Subject(edited, text, trace), nulls=True)
+        entry = Entry(name, opened, model, edited, text, tuple(edits), trace, kept, so_far)
         self.cache.put(name, entry, entry.bytes)
         return entry, False
 
@@ -221,14 +228,14 @@ class Session:
         if questions is not None:
             needed = {name for one in QUESTIONS if one.name in questions for name in one.needs}
             every = [one for one in every if one.name in needed]
-        return [one for one in every if not entry.edits or analysis(one.name).needs != "model"]
+        return every
 
     def _beside(self, entry: Entry, job: Job) -> Beside:
         """The same text in untrained models; an edited text, or an untrained model, stands beside none."""
         if entry.edits or entry.opened.untrained or self.limits.controls == 0:
             return ()
         source = self.sources.checked(entry.opened.source)
-        makers = untrained_controls(entry.model, source, None, None, self.limits.controls)
+        makers = untrained_controls(entry.model, source, self.device, self.dtype, self.limits.controls)
         return [partial(self._control, entry, job, make) for make in makers]
 
     def _control(self, entry: Entry, job: Job, make: Callable[[], Running]) -> Subject:
@@ -257,8 +264,6 @@ class Session:
     def _settings(self, entry: Entry, name: str, typed: Mapping[str, str]) -> Settings:
         """As the report asks it, with what was typed; where that stands on answers that are not known, as it is asked alone."""
         one = analysis(name)
-        if entry.edits and one.needs == "model":
-            raise RheoscopeError(f"{name} runs the model again, without the edit; ask it of the text without edits")
         given = settings_of(one, typed, entry.model)
         try:
             return asked(name, **given).settings(entry.so_far)[""]
@@ -277,11 +282,7 @@ class Session:
         key = answer_key(entry, name, settings)
         found = self.cache.get(key)
         if found is None:
-            found = answer(subject, name, settings, nulls, progress)
-            if entry.edits:
-                found.attrs["edited"] = (
-                    "points of the edited model; what heads do is recomputed from their own operators"
-                )
+            found = (_under_edits if entry.edits else answer)(subject, name, settings, nulls, progress)
             self.cache.put(key, found, found.nbytes + 2000)
         return found
 
@@ -305,9 +306,10 @@ def content_id(weights: str, text: str, edits: Sequence[Edit]) -> str:
 
 
 def answer_key(entry: Entry, name: str, settings: Settings) -> tuple[str, str, str]:
-    """An answer by what it is about (a text, or weights alone), its name and the settings that are not its own defaults."""
+    """An answer by what it is about (a text or weights alone, under edits), its name and the settings that are not its defaults."""
     one = analysis(name)
-    about = entry.id if one.reads_text else str(entry.model.view.facts.get("weights"))
+    counts = one.reads_text or (entry.edits and one.needs == "model")
+    about = entry.id if counts else str(entry.model.view.facts.get("weights"))
     usual = {setting: _as_text(parameter.default) for setting, parameter in one.settings.items()}
     other = {setting: said for setting, value in settings.items() if (said := _as_text(value)) != usual.get(setting)}
     return about, name, json.dumps(other, sort_keys=True)
@@ -315,6 +317,20 @@ def answer_key(entry: Entry, name: str, settings: Settings) -> tuple[str, str, s
 
 def _as_text(value: Any) -> str:
     return json.dumps(value, default=lambda one: type(one).__name__)
+
+
+def _under_edits(
+    subject: Subject, name: str, settings: Settings, nulls: bool, progress: Progress | None
+) -> "xarray.Dataset":
+    """An answer about an edited model says so; what reads a layer as the View has it may not hold there."""
+    try:
+        found = answer(subject, name, settings, nulls, progress)
+    except RheoscopeError as error:
+        raise RheoscopeError(
+            f"{name} cannot be told of heads that are edited ({error}); ask it of the text without edits"
+        ) from error
+    told = "points and runs of the edited model; what heads do is recomputed from their own operators"
+    return found.assign_attrs(edited=told)
 
 
 def _lost(job: Job) -> bool:

@@ -4,6 +4,7 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rheoscope.opening import load
 from rheoscope.report.texts import text_of
 from rheoscope.report.threads import use_idle_cores
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.weights import settle_half_precision
+from rheoscope.space.weights import device_of, dtype_of, settle_half_precision
 from rheoscope.studio.safety import Rules, is_loopback
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.sources import DEFAULT, Sources, memory_file
@@ -20,31 +21,45 @@ from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
 PORT = 8642
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What a studio opens first, how models are opened, and below which directories others may be."""
+
+    model: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    roots: Sequence[Path] = ()
+
+
+FIRST = Opening()
+"""The model that ships, on the CPU."""
+
+
 def run(
-    model: str | None,
+    opening: Opening,
     host: str,
     port: int | None,
     open_page: bool,
-    roots: Sequence[Path],
     export: Path | None,
     text: str | None,
     file: Path | None,
 ) -> None:
     """The command: the page is served, or written as files where a folder is named."""
     check_built(STATIC)
+    check(opening)
     if export is not None:
         from rheoscope.studio.export import save
 
-        print(save(export, text_of(text, file), model))
+        print(save(export, text_of(text, file), opening))
     elif text is not None or file is not None:
         raise RheoscopeError(
             "a text is typed on the page; type --export DIR too, to write the page of this one as files"
         )
     else:
-        start(model, host, port, open_page, roots)
+        start(opening, host, port, open_page)
 
 
-def start(model: str | None, host: str, port: int | None, open_page: bool, roots: Sequence[Path]) -> None:
+def start(opening: Opening, host: str, port: int | None, open_page: bool) -> None:
     """Serve the page until somebody ends it."""
     import uvicorn
 
@@ -53,7 +68,7 @@ def start(model: str | None, host: str, port: int | None, open_page: bool, roots
     listening = bound(host, port)
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     use_idle_cores()
-    session = opened(model, roots)
+    session = opened(opening)
     app = create(session, Rules(host, token), STATIC, stored_in(STATIC / EXAMPLE))
     page = address(host, listening.getsockname()[1], token)
     print(f"Rheoscope studio: {page}  (Ctrl+C ends it)", flush=True)
@@ -67,17 +82,24 @@ def start(model: str | None, host: str, port: int | None, open_page: bool, roots
         session.close()
 
 
-def opened(model: str | None, roots: Sequence[Path] = (), limits: Limits | None = None) -> Session:
+def opened(opening: Opening, limits: Limits | None = None) -> Session:
     """A session whose first model is being opened."""
-    wrong = next((root for root in roots if not root.is_dir()), None)
-    if wrong is not None:
-        raise RheoscopeError(f"{wrong} is no directory; type --root with one that holds models")
     settle_half_precision()  # before there are threads: how warnings are caught is the whole process's
-    first = model or DEFAULT
-    named = () if model is None else (model,)
-    session = Session(load, Sources(named, tuple(roots), memory_file()), limits or Limits(), first)
+    first = opening.model or DEFAULT
+    named = () if opening.model is None else (opening.model,)
+    sources = Sources(named, tuple(opening.roots), memory_file())
+    session = Session(load, sources, limits or Limits(), first, opening.device, opening.dtype)
     session.open(first)
     return session
+
+
+def check(opening: Opening) -> None:
+    """Refuse what cannot be opened where it was typed, before anything runs behind the page."""
+    wrong = next((root for root in opening.roots if not root.is_dir()), None)
+    if wrong is not None:
+        raise RheoscopeError(f"{wrong} is no directory; type --root with one that holds models")
+    dtype_of(opening.dtype, opening.device)
+    device_of(opening.device or "cpu")
 
 
 def check_built(static: Path) -> None:
