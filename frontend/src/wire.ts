@@ -257,10 +257,13 @@ export class Client {
     const key = JSON.stringify([id, name, settings])
     let answer = this.answers.get(key)
     if (!answer) {
-      answer = this.long.run(() => this.binary(`api/traces/${id}/analyses/${name}`, settings)).then(({ header, arrays }) => ({
-        name, question: header.question ?? '', attrs: header.attrs ?? {}, coords: header.coords ?? {}, fields: header.fields ?? {},
-        pictures: (header.pictures ?? []).map(singular), texts: header.texts ?? {}, left_out: header.left_out ?? [], arrays,
-      }))
+      answer = this.long.run(() => this.binary(`api/traces/${id}/analyses/${name}`, settings)).then(({ header, arrays }) => {
+        if (header.reason) throw new WireError(header.reason)
+        return {
+          name, question: header.question ?? '', attrs: header.attrs ?? {}, coords: header.coords ?? {}, fields: header.fields ?? {},
+          pictures: (header.pictures ?? []).map(singular), texts: header.texts ?? {}, left_out: header.left_out ?? [], arrays,
+        }
+      })
       answer.catch(() => this.answers.delete(key))
       this.answers.set(key, answer)
     }

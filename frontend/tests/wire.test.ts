@@ -82,6 +82,10 @@ describe('the client', () => {
     expect(from.asked.length).toBe(2)
     expect(answer.pictures[0]!.panels[0]!.marks[0]!.mark).toBe('line')
   })
+  it('says why a text has no answer', async () => {
+    const client = new Client(source(() => envelope({ name: 'clusters', reason: 'too short' }, [])))
+    await expect(client.analysis('x', 'clusters')).rejects.toThrow('too short')
+  })
   it('knows no star where its place is unknown', async () => {
     const points = { name: 'points', dtype: 'float32', shape: [1, 1, 3], data: Float32Array.of(1, 2, 3) }
     const star = { name: 'star', dtype: 'float32', shape: [3], data: Float32Array.of(NaN, NaN, NaN) }

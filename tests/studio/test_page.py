@@ -154,6 +154,15 @@ def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
         assert errors == []
 
 
+def test_a_short_text_is_no_error(studio: tuple[Session, str], browser: Any) -> None:
+    """What it is too short for says so in its place."""
+    with looking(browser) as (page, errors):
+        page.goto(f"{studio[1]}#view=clusters&text=The")
+        arrived(page)
+        page.get_by_text("type a longer text").first.wait_for()
+        assert errors == []
+
+
 def test_two_models_side_by_side(studio: tuple[Session, str], browser: Any) -> None:
     with looking(browser) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")

@@ -187,6 +187,20 @@ def test_particles_gather(client: TestClient) -> None:
     one_line(client.post("/api/dynamics", json={"mechanism": "none"}), 422)
 
 
+def reason_of(client: TestClient, trace: str, name: str) -> str:
+    """Why an analysis has no answer; who asks for it as a file is refused."""
+    header, found = arrays(client, f"/api/traces/{trace}/analyses/{name}")
+    assert (header["name"], found) == (name, {})
+    assert one_line(client.get(f"/api/traces/{trace}/analyses/{name}.csv"), 400) == header["reason"]
+    return header["reason"]
+
+
+def test_a_text_too_short_for_a_question_is_told_so_and_no_error(client: TestClient) -> None:
+    short = posted(client, "The")
+    assert "type a longer text" in reason_of(client, short, "clusters")
+    assert "type a longer text" in one_line(client.get(f"/api/traces/{short}/analyses/clusters?angle=0.5"), 400)
+
+
 # Edits
 
 
@@ -228,7 +242,7 @@ def test_what_runs_the_model_again_runs_the_edited_one(client: TestClient, trace
 def test_what_an_edit_leaves_undefined_is_refused_in_one_line(client: TestClient) -> None:
     edited = posted(client, edits=[{"layer": 0, "head": 0, "operation": "ablate"}])
     for name, why in {"attention_patching": "changes heads or points by itself", "rollout": "not in the View"}.items():
-        reason = one_line(client.get(f"/api/traces/{edited}/analyses/{name}"), 400)
+        reason = reason_of(client, edited, name)
         assert reason.startswith(f"{name} cannot be told of heads that are edited")
         assert why in reason
     assert "choose another" in one_line(client.get(f"/api/traces/{edited}/weights/0/0?kind=reversed"), 400)

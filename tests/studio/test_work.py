@@ -1,13 +1,18 @@
 """Jobs: told while they run, cancelled by the last who lets go, refused beyond the limit."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.studio.server import Studio
+from rheoscope.studio.session import Entry, Session
 from rheoscope.studio.work import BusyError, CancelledError, Job, MissingError, Queue
+from tests.studio.cases import posted, running
 
 
 @pytest.fixture
@@ -127,3 +132,43 @@ def test_jobs_that_are_over_are_forgotten(queue: Queue) -> None:
     assert queue.job(names[-1]).over
     with pytest.raises(MissingError):
         queue.job(names[0])
+
+
+def test_who_stops_waiting_leaves_nothing_behind() -> None:
+    """Work whose last reader is gone ends in a fault that nobody waits for: no line in the log of the server."""
+    begun, gate, told = threading.Event(), threading.Event(), []
+
+    class Gone:
+        query_params: ClassVar[dict[str, str]] = {}
+
+        async def is_disconnected(self) -> bool:
+            return begun.wait(5)
+
+    async def visit(studio: Studio, entry: Entry) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["message"]))
+        reason = ""
+        try:
+            await studio.answer(entry.id, "trajectory", Gone())  # type: ignore[arg-type]
+        except CancelledError as error:
+            reason = str(error)
+        assert "nobody waits" in reason
+        (job,) = studio.session._asked.values()
+        gate.set()
+        while not job.over:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # its end is told to this loop too
+        assert isinstance(job.result.exception(), CancelledError)
+        del job
+        studio.session.queue._held.clear()  # as the oldest are forgotten
+        gc.collect()
+
+    def slowly(self: Session, entry: Entry, name: str, settings: Any, job: Job) -> None:
+        begun.set()
+        gate.wait(10)
+        job.check()
+
+    with running() as (session, client), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "_answer", slowly)
+        entry = session.entry(posted(client))
+        asyncio.run(visit(Studio(session, None), entry))
+    assert told == []

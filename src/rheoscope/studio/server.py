@@ -21,7 +21,7 @@ from rheoscope.studio import facts, looks, particles, wire
 from rheoscope.studio.download import csv_of
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.safety import App, Guard, Rules
-from rheoscope.studio.session import UNTRAINED, Entry, Session
+from rheoscope.studio.session import UNTRAINED, Entry, NoAnswerError, Session
 from rheoscope.studio.stored import Stored
 from rheoscope.studio.work import BusyError, CancelledError, Job, Log, MissingError
 
@@ -100,14 +100,14 @@ class Studio:
         job = await asyncio.to_thread(self.session.analysis, entry, name, dict(request.query_params))
         if not isinstance(job, Job):
             return entry, job
-        held = self.session.queue.hold(job)
+        held, waiting = self.session.queue.hold(job), asyncio.wrap_future(job.result)
         try:
-            waiting = asyncio.wrap_future(job.result)
             while not (await asyncio.wait([waiting], timeout=0.5))[0]:
                 if await request.is_disconnected():
                     raise CancelledError("nobody waits for this answer any more")
             return entry, waiting.result()
         finally:
+            waiting.cancel()  # what the work ends in is nobody's fault once nobody waits for it
             self.session.queue.release(held)
 
     def models(self) -> list[dict[str, Any]]:
@@ -285,10 +285,16 @@ def _saved_as(dataset: "xarray.Dataset", kind: str) -> dict[str, str]:
 
 @router.get("/traces/{trace}/analyses/{name}")
 async def analysis(studio: Here, trace: str, name: str, request: Request) -> Response:
+    """The answer; a text that has none, asked as usual, is no fault of who asks: a reason comes in its place."""
     kept = None if request.query_params else studio.kept(trace, f"/analyses/{name}", "bin")
     if kept is not None:
         return sent(kept)
-    entry, dataset = await studio.answer(trace, name, request)
+    try:
+        entry, dataset = await studio.answer(trace, name, request)
+    except NoAnswerError as error:
+        if request.query_params:
+            raise
+        return sent(wire.packed({"name": name, "reason": " ".join(str(error).split())}, {}))
     return sent(await studio.quickly(lambda: studio.session.packed(entry, dataset)))
 
 

@@ -37,6 +37,10 @@ UNTRAINED = ".untrained"
 """At the end of the id of a model at initial weights."""
 
 
+class NoAnswerError(RheoscopeError):
+    """An analysis has no answer for this text: too few tokens, a model without what it reads, heads that are edited."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """How much one server takes."""
@@ -271,7 +275,10 @@ class Session:
             return given
 
     def _answer(self, entry: Entry, name: str, settings: Settings, job: Job) -> "xarray.Dataset":
-        found = self._known(entry, entry.subject, name, settings, True, job.progress(name))
+        try:
+            found = self._known(entry, entry.subject, name, settings, True, job.progress(name))
+        except RheoscopeError as error:
+            raise NoAnswerError(str(error)) from error
         job.log.tell("known", name=name)
         return found
 
