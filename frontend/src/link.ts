@@ -7,6 +7,8 @@ export interface Switched extends Edit { off?: boolean }
 export interface Link {
   model: string
   text: string
+  /** Which window of a long text, counted from 1. */
+  window: number | null
   /** '' · before · untrained · text:… · model:… */
   beside: string
   view: string
@@ -24,7 +26,7 @@ export interface Link {
 }
 
 export const USUAL: Link = {
-  model: '', text: '', beside: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
+  model: '', text: '', window: null, beside: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
   step: 0, token: null, second: null, layer: null, head: null, field: '',
 }
 
@@ -51,7 +53,7 @@ export function written(link: Link): string {
     if (link[name] !== USUAL[name]) told.set(name, link[name])
   if (link.edits.length) told.set('edits', link.edits.map(editWritten).join(','))
   if (link.step) told.set('step', String(link.step))
-  for (const name of ['token', 'second', 'layer', 'head'] as const) if (link[name] !== null) told.set(name, String(link[name]))
+  for (const name of ['window', 'token', 'second', 'layer', 'head'] as const) if (link[name] !== null) told.set(name, String(link[name]))
   return told.toString()
 }
 
@@ -63,9 +65,9 @@ export function read(hash: string): Link {
     language: word('language'), field: word('field'),
     edits: (told.get('edits') ?? '').split(',').map(editRead).filter((one) => one !== null),
     step: whole(told.get('step')) ?? 0,
-    token: whole(told.get('token')), second: whole(told.get('second')), layer: whole(told.get('layer')), head: whole(told.get('head')),
+    window: whole(told.get('window')), token: whole(told.get('token')), second: whole(told.get('second')), layer: whole(told.get('layer')), head: whole(told.get('head')),
   }
 }
 
 /** Changes that the back button should undo one by one; moving the scrubber is none of them. */
-export const remembered = (change: Partial<Link>): boolean => ['model', 'text', 'beside', 'view', 'edits', 'axes', 'space'].some((name) => name in change)
+export const remembered = (change: Partial<Link>): boolean => ['model', 'text', 'window', 'beside', 'view', 'edits', 'axes', 'space'].some((name) => name in change)

@@ -87,7 +87,12 @@ export class Studio {
     this.playing = false
     this.greets = true
     this.at = 0
-    this.go({ text, token: null, second: null, step: 0 })
+    this.go({ text, window: null, token: null, second: null, step: 0 })
+  }
+
+  /** Another window of a long text. */
+  turnTo(window: number): void {
+    this.go({ window, token: null, second: null })
   }
 
   pin(token: number, second: boolean): void {
@@ -148,7 +153,7 @@ export class Studio {
   }
 
   /** A trace of the text under the edits; the stored example where nothing is asked. */
-  private async openFor(model: string, text: string, edits: Switched[], told: { untrained?: boolean; questions?: string[] } = {}): Promise<Opened> {
+  private async openFor(model: string, text: string, edits: Switched[], told: { untrained?: boolean; questions?: string[]; window?: number } = {}): Promise<Opened> {
     const plain = !edits.length && !told.untrained && (!model || model === this.state!.model)
     if (this.only) return new Opened(this.client, this.only, '').follow()
     const { example } = this.state!
@@ -160,16 +165,18 @@ export class Studio {
   }
   private exampleText = ''
 
+  private get windowed(): { window?: number } { return this.link.window === null ? {} : { window: this.link.window } }
+
   async open(): Promise<void> {
     if (!this.state) return
-    const wish = JSON.stringify([this.link.model, this.link.text, this.edits])
+    const wish = JSON.stringify([this.link.model, this.link.text, this.link.window, this.edits])
     if (wish === this.wanted) return
     this.wanted = wish
     this.error = ''
     this.opening = 'trace'
     try {
       if (!this.exampleText && !this.only) this.exampleText = this.state.example ? (await this.client.head(this.state.example)).text : SAMPLE
-      const opened = await this.openFor(this.link.model, this.link.text, this.edits)
+      const opened = await this.openFor(this.link.model, this.link.text, this.edits, this.windowed)
       if (wish !== this.wanted) return opened.leave()
       this.trace?.leave()
       this.trace = opened
@@ -184,7 +191,7 @@ export class Studio {
     if (!this.state) return
     const { model, text } = this.link
     const beside = this.beside
-    const wish = JSON.stringify([beside, beside && [model, text]])
+    const wish = JSON.stringify([beside, beside && [model, text, this.link.window]])
     if (wish === this.besideWanted) return
     this.besideWanted = wish
     this.other?.leave()
@@ -193,8 +200,8 @@ export class Studio {
     const named = (kind: string) => beside.slice(kind.length)
     try {
       const opened = beside.startsWith('text:') ? await this.openFor(model, named('text:'), this.edits, { questions: [] })
-        : beside.startsWith('model:') ? await this.openFor(named('model:'), text, [], { questions: [] })
-        : await this.openFor(model, text, [], { questions: [], ...(beside === 'untrained' ? { untrained: true } : {}) })
+        : beside.startsWith('model:') ? await this.openFor(named('model:'), text, [], { questions: [], ...this.windowed })
+        : await this.openFor(model, text, [], { questions: [], ...this.windowed, ...(beside === 'untrained' ? { untrained: true } : {}) })
       if (wish === this.besideWanted) this.other = opened
       else opened.leave()
     } catch (error) {
@@ -217,7 +224,7 @@ export class Studio {
       this.models = models
       this.recent = recent
       const id = typeof model === 'string' ? model : (model?.id ?? models.find((one) => one.name === source)?.id)
-      if (id) this.go({ model: id, edits: [], layer: null, head: null })
+      if (id) this.go({ model: id, window: null, edits: [], layer: null, head: null })
     } catch (error) {
       this.fail(error)
     }

@@ -9,7 +9,9 @@ export type Part = 'M' | 'F' | 'both'
 export interface Edit { layer: number; head: number; part: Part; operation: string; value?: number }
 export interface Token { text: string; shown: string; massive: boolean }
 export interface Said { shown: string; probability: number }
-export interface Head { id: string; model: string; text: string; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: Said & { token: string; id: number }; top: Said[]; provenance: Record<string, unknown> }
+/** A window of a text: its own tokens `first` to `last` of `tokens`, counted from 1. */
+export interface Window { at: number; of: number; first: number; last: number; tokens: number }
+export interface Head { id: string; model: string; text: string; window?: Window | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: Said & { token: string; id: number }; top: Said[]; provenance: Record<string, unknown> }
 export interface Verdict { name: string; question: string; answer: string; line: string; deeper: string; value?: number | null; null?: number | null; spread?: number | null; q?: number | null }
 export interface Points { points: Float32Array; steps: number; tokens: number; star: Float32Array | null; share: number; shares: number[]; space: string; axes: string }
 export interface Spectrum { M: number[]; F: number[]; symmetry: number; positive_share: number; copying: number }
@@ -223,7 +225,7 @@ export class Client {
   spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
   token = (id: string, at: number) => this.json<TokenSaid>(`api/traces/${id}/token/${at}`)
   openModel = (source: string): Promise<{ job: string; model?: Model | string }> => this.source.ask('api/models', { source })
-  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; questions?: string[] }): Promise<{ id: string; job: string; cached: boolean }> => this.source.ask('api/traces', body)
+  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; questions?: string[]; window?: number }): Promise<{ id: string; job: string; cached: boolean }> => this.source.ask('api/traces', body)
   attribution = (id: string, body: { layer: number; head: number; query: number; key: number }): Promise<Attribution> => this.source.ask(`api/traces/${id}/attribution`, body)
   cancel = (job: string): Promise<{ cancelled: boolean }> => this.source.ask(`api/jobs/${job}`, undefined, 'DELETE')
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -39,7 +40,7 @@ pytestmark = [
 def studio() -> Iterator[tuple[Session, str]]:
     """The studio on a small model, on a port of its own, gone at the end."""
     uvicorn = pytest.importorskip("uvicorn")
-    session = Session(loading, Sources(), Limits(controls=0))
+    session = Session(loading, Sources(), Limits(controls=0, tokens=100))
     server = uvicorn.Server(uvicorn.Config(create(session, Rules(), STATIC), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -160,6 +161,22 @@ def test_a_short_text_is_no_error(studio: tuple[Session, str], browser: Any) -> 
         page.goto(f"{studio[1]}#view=clusters&text=The")
         arrived(page)
         page.get_by_text("type a longer text").first.wait_for()
+        assert errors == []
+
+
+def test_a_long_text_is_read_a_window_at_a_time(studio: tuple[Session, str], browser: Any) -> None:
+    long = " ".join(f"{TEXT} {k}" for k in range(12))  # this server takes 100 tokens at a time
+    with looking(browser) as (page, errors):
+        page.goto(f"{studio[1]}#view=dynamics&text={quote(long)}")
+        arrived(page)
+        told = page.locator(".window")
+        assert "tokens 1–99 of " in told.inner_text()
+        first = tokens(page)
+        page.get_by_role("button", name="the tokens after").click()
+        until(page, lambda: tokens(page) != first)
+        assert "window=2" in page.url
+        page.go_back()
+        until(page, lambda: tokens(page) == first)
         assert errors == []
 
 

@@ -280,7 +280,6 @@ def test_any_text_comes_back_as_text(client: TestClient, text: str) -> None:
     "body",
     [
         {"text": ""},
-        {"text": "👩‍👩‍👧‍👦" * 1500},
         {"text": "a " * 40_000},
         {"text": 3},
         {"text": TEXT, "model": "/etc"},

@@ -53,8 +53,7 @@ def cut(model: Running, said: str, first: int | None, window: int | None = None,
         if longest is not None and len(ids) > longest:
             raise RheoscopeError(_too_long(len(ids), whole, said, longest, pieces))
         return Pieces([said])
-    before, after = _around(model, ids)
-    inner = ids[len(before) : len(ids) - len(after)]
+    before, inner, after = around(model, ids)
     if first is not None:
         inner = inner[: max(1, first - len(before) - len(after))]
     own = len(inner) if window is None else window - len(before) - len(after)
@@ -72,6 +71,12 @@ def cut(model: Running, said: str, first: int | None, window: int | None = None,
 def part(model: Running, said: str, first: int | None) -> Text:
     """The text, or its first tokens: for commands that are about one text."""
     return cut(model, said, first, pieces=False).texts[0]
+
+
+def around(model: Running, ids: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """The ids of a text as what the tokenizer puts before any text, the text's own, and what it puts after."""
+    before, after = _around(model, ids)
+    return before, ids[len(before) : len(ids) - len(after)], after
 
 
 def _parts(inner: list[int], own: int, count: int) -> list[list[int]]:

@@ -98,7 +98,7 @@ def under(model: Running, edits: Sequence[Edit]) -> Running:
     return Edited(model.network, model.tokenizer, model.description, model.view, model, tuple(edits))
 
 
-def trace_of(model: Running, text: str) -> tuple[Trace, Kept]:
+def trace_of(model: Running, text: Text) -> tuple[Trace, Kept]:
     """The text as points of E in a model under edits or under none, and the tokens whose mean edits centre by."""
     trace = model.trace(text)
     return trace, model.before(model.ids(text)).kept if isinstance(model, Edited) else kept_tokens(trace)

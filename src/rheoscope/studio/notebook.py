@@ -74,7 +74,7 @@ def _answers(trace: Trace, words: Words) -> dict[str, bytes]:
         "example": "shown",
         "languages": ["en", "zh"],
     }
-    head = facts.of_trace("shown", trace.view.name, words, trace, trace.text, ())
+    head = facts.of_trace("shown", trace.view.name, words, trace, trace.text, ()) | {"window": None}
     files = {
         "api/state.json": wire.written(state | {"limits": {"tokens": 0, "text_bytes": 0, "jobs": 0}}),
         "api/catalogue.json": wire.written(facts.of_catalogue(COLOURS)),

@@ -52,6 +52,7 @@ class NewTrace(Asked):
     edits: list[Edit] = Field(default=[], max_length=32)
     untrained: bool = False
     questions: list[str] | None = Field(default=None, max_length=len(QUESTIONS))
+    window: int | None = Field(default=None, ge=1, le=100_000)
 
 
 class Pair(Asked):
@@ -84,11 +85,11 @@ class Studio:
             await self.trace(self.stored.model["id"], self.stored.text, [])
         return self.session.entry(name)
 
-    async def trace(self, model: str, text: str, edits: list[Edit]) -> tuple[Entry, bool]:
+    async def trace(self, model: str, text: str, edits: list[Edit], window: int | None = None) -> tuple[Entry, bool]:
         """A text in a model; whoever asks before the model is open waits."""
         opened = self.session.opened(model)
         network = await asyncio.wrap_future(opened.job.result)
-        return await self.quickly(lambda: self.session.trace(opened, network, text, edits))
+        return await self.quickly(lambda: self.session.trace(opened, network, text, edits, window))
 
     async def quickly(self, work: Callable[[], T]) -> T:
         """Work of a moment, in the lane for it."""
@@ -228,7 +229,7 @@ def catalogue() -> Response:
 async def new_trace(studio: Here, body: NewTrace) -> Response:
     asked = body.model or studio.session.first
     name = asked.removesuffix(UNTRAINED) + UNTRAINED * (body.untrained or asked.endswith(UNTRAINED))
-    entry, cached = await studio.trace(name, body.text, body.edits)
+    entry, cached = await studio.trace(name, body.text, body.edits, body.window)
     questions = [] if studio.is_example(entry.id) else body.questions  # those of the example are answered already
     return said({"id": entry.id, "job": studio.session.tell(entry, questions)[1], "cached": cached})
 

@@ -18,6 +18,7 @@ from rheoscope.report.tokens import printable
 from rheoscope.report.usual import asked
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Text
 from rheoscope.space.running import Running
 from rheoscope.space.trace import Trace
 from rheoscope.studio import facts, wire
@@ -26,6 +27,7 @@ from rheoscope.studio.edits import Edit, Kept
 from rheoscope.studio.kept import Kept as Cache
 from rheoscope.studio.settings import settings_of
 from rheoscope.studio.sources import DEFAULT, Sources
+from rheoscope.studio.windows import Window, window_of
 from rheoscope.studio.work import Job, MissingError, Queue
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class Entry:
     model: Running
     edited: Running
     text: str
+    window: Window | None
     edits: tuple[Edit, ...]
     trace: Trace
     kept: Kept
@@ -92,12 +95,18 @@ class Entry:
 
     @property
     def head(self) -> dict[str, Any]:
-        return facts.of_trace(self.id, self.opened.id, self.model.words, self.trace, self.text, self.edits)
+        told = facts.of_trace(self.id, self.opened.id, self.model.words, self.trace, self.text, self.edits)
+        return told | {"window": None if self.window is None else self.window.told}
 
     @property
     def subject(self) -> Subject:
         """What analyses are asked about: whatever runs the model runs the edited one."""
-        return Subject(self.edited, self.text, self.trace)
+        return Subject(self.edited, self.said, self.trace)
+
+    @property
+    def said(self) -> Text:
+        """What the model reads: the text, or a window of it."""
+        return self.text if self.window is None else self.window.said
 
     @property
     def bytes(self) -> int:
@@ -161,21 +170,25 @@ class Session:
             raise MissingError(f"no text {name[:40]!r} is here (any more); post the text again")
         return found
 
-    def trace(self, opened: Opened, model: Running, text: str, edits: Sequence[Edit]) -> tuple[Entry, bool]:
-        """A text in an open model, by what it is; says whether it was here already."""
-        self.check(model, text)
-        name = content_id(str(model.view.facts.get("weights")), text, edits)
+    def trace(
+        self, opened: Opened, model: Running, text: str, edits: Sequence[Edit], window: int | None = None
+    ) -> tuple[Entry, bool]:
+        """A text in an open model, by what it is; says whether it was here already. A long one is read a window at a time."""
+        self.check(text)
+        part = window_of(model, text, self.limits.tokens, window)
+        name = content_id(str(model.view.facts.get("weights")), text, edits, 0 if part is None else part.at)
         found = self.cache.get(name)
         if found is not None:
             return found, True
         edited = under(model, edits)
-        trace, kept = trace_of(edited, text)
-        so_far = begun(Subject(edited, text, trace), nulls=True)
-        entry = Entry(name, opened, model, edited, text, tuple(edits), trace, kept, so_far)
+        said = text if part is None else part.said
+        trace, kept = trace_of(edited, said)
+        so_far = begun(Subject(edited, said, trace), nulls=True)
+        entry = Entry(name, opened, model, edited, text, part, tuple(edits), trace, kept, so_far)
         self.cache.put(name, entry, entry.bytes)
         return entry, False
 
-    def check(self, model: Running, text: str) -> None:
+    def check(self, text: str) -> None:
         """Refuse a text that is too long, before anything is computed."""
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self.limits.text_bytes:
@@ -184,9 +197,6 @@ class Session:
             )
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise RheoscopeError("the text holds half a character (a lone surrogate); type it again")
-        many = len(model.ids(text))
-        if many > self.limits.tokens:
-            raise RheoscopeError(f"a text has at most {self.limits.tokens} tokens here, got {many}; type a shorter one")
 
     # The questions
 
@@ -246,7 +256,7 @@ class Session:
         job.check()
         with self._loading:
             control = make()
-        return Subject(control, entry.text, control.trace(entry.text))
+        return Subject(control, entry.said, control.trace(entry.said))
 
     # Analyses
 
@@ -290,6 +300,7 @@ class Session:
         found = self.cache.get(key)
         if found is None:
             found = (_under_edits if entry.edits else answer)(subject, name, settings, nulls, progress)
+            found = found if entry.window is None else found.assign_attrs(window=entry.window.in_words)
             self.cache.put(key, found, found.nbytes + 2000)
         return found
 
@@ -302,13 +313,13 @@ class Session:
         self.queue.close()
 
 
-def content_id(weights: str, text: str, edits: Sequence[Edit]) -> str:
-    """The id of a text in a model under edits, by what it is.
+def content_id(weights: str, text: str, edits: Sequence[Edit], window: int = 0) -> str:
+    """The id of a text (or of a window of it, counted from 1) in a model under edits, by what it is.
 
     >>> content_id("a1", "The keys", ()) == content_id("a1", "The keys", []), len(content_id("a1", "The keys", ()))
     (True, 20)
     """
-    said = json.dumps([weights, text, [one.told for one in edits]], sort_keys=True)
+    said = json.dumps([weights, text, [one.told for one in edits], *([window] if window else [])], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:20]
 
 
