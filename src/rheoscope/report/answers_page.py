@@ -13,6 +13,7 @@ from rheoscope.report.drawing import picture_of
 from rheoscope.report.jobs import JOBS, Job
 from rheoscope.report.page import Page
 from rheoscope.report.plot.compared import picture as picture_compared
+from rheoscope.report.studio_link import with_studio
 from rheoscope.report.tell import layers, text
 from rheoscope.report.telling import Block, Drawing, Facts, Lines, Questions, Table, Tokens, named
 from rheoscope.space.model import Model, check_made_by
@@ -53,7 +54,7 @@ def page_of(job: Job, answers: Answers) -> Page:
     pictures = drawings(answers)
     after = next((at + 1 for at, block in enumerate(blocks) if isinstance(block, Questions)), len(blocks))
     blocks = [*blocks[:after], *pictures[:1], *blocks[after:], *pictures[1:]]
-    return drawn(page, [*blocks, *text.left_out(answers), text.provenance(answers)])
+    return with_studio(drawn(page, [*blocks, *text.left_out(answers), text.provenance(answers)]), answers)
 
 
 def compared_page(job: Job, first: Answers, second: Answers) -> Page:
@@ -67,7 +68,7 @@ def compared_page(job: Job, first: Answers, second: Answers) -> Page:
         told = [block for one in job.tells if one.blocks is not layers.blocks for block in one.blocks(answers)]
         blocks += [named(block, f" ({name})") for block in (*joined(told), *drawings(answers), *text.left_out(answers))]
         blocks.append(text.provenance(answers, f"Where the numbers of {name} come from"))
-    return drawn(page, blocks)
+    return with_studio(drawn(page, blocks), first, second)
 
 
 def drawings(answers: Answers) -> list[Drawing]:

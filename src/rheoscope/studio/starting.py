@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rheoscope.opening import load
+from rheoscope.report.studio_link import PORT
 from rheoscope.report.texts import text_of
 from rheoscope.report.threads import use_idle_cores
 from rheoscope.shapes import RheoscopeError
@@ -17,8 +18,6 @@ from rheoscope.studio.safety import Rules, is_loopback
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.sources import DEFAULT, Sources, memory_file
 from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
-
-PORT = 8642
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""The way from a report to the studio: the link says the whole text and nothing besides, whatever the text is."""
+
+import html
+import re
+import shlex
+from dataclasses import replace
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rheoscope.report.answers import Answers
+from rheoscope.report.page import Page
+from rheoscope.report.studio_link import LONGEST, PORT, address, command, with_studio
+from tests.report.cases import small
+
+NASTY = [
+    "<script>alert(1)</script>",
+    "\"onmouseover='alert(1)' x=",
+    "a & b #&model=/etc",
+    "\x00\u202e\n 中文 🙂",
+    "javascript:alert(1)",
+]
+
+
+def about(text: str) -> Answers:
+    return Answers(small().view, small().words, replace(small().trace("The keys are"), text=text))
+
+
+def read(page: Page) -> tuple[str, dict[str, list[str]]]:
+    """What is typed, and what the address says behind #."""
+    (typed,), (href,) = re.findall(r"<code>(.*?)</code>", page.html(), re.S), re.findall(r'href="([^"]*)"', page.html())
+    place = urlsplit(html.unescape(href))
+    assert (place.scheme, place.netloc, place.path, place.query) == ("http", f"127.0.0.1:{PORT}", "/", "")
+    return html.unescape(typed), parse_qs(place.fragment, keep_blank_values=True, strict_parsing=True)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_a_text_of_any_kind_is_what_the_link_says(text: str) -> None:
+    of = [about(text), about(f"other {text}")]
+    for page in (with_studio(Page("T"), of[0]), with_studio(Page("T"), *of)):
+        assert page.html().count("<script") == 1
+        assert not re.search(r"<[^>]* on\w+=", page.html())
+    assert read(with_studio(Page("T"), of[0]))[1] == {"text": [text]}
+    assert read(with_studio(Page("T"), *of))[1] == {"text": [text], "beside": [f"text:other {text}"]}
+
+
+@given(st.text(max_size=60))
+def test_an_address_has_only_letters_that_any_page_may_hold(text: str) -> None:
+    found = address(text, text)
+    assert re.fullmatch(rf"http://127\.0\.0\.1:{PORT}/(#[\w+%.&=~*-]+)?", found, re.ASCII)
+
+
+def test_a_text_too_long_for_an_address_is_typed() -> None:
+    assert address("a" * LONGEST) == f"http://127.0.0.1:{PORT}/"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "a b/c", "'; rm -rf ~ '", "<b>"])
+def test_a_model_is_one_word_of_the_command(name: str) -> None:
+    assert shlex.split(command(name)) == ["rheoscope", "studio", "--model", name]
+
+
+def test_what_the_studio_cannot_open_has_no_link() -> None:
+    assert with_studio(Page("T"), replace(about("a"), trace=None)).parts == ()
