@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -398,22 +397,7 @@ def test_beyond_the_limit_a_clear_429() -> None:
         gate.opens.set()
 
 
-# Many at once
-
-
-def test_clients_never_get_each_others_text() -> None:
-    texts = [f"{word} went to the {place}" for word in ("A dog", "The king", "She") for place in ("sea", "old house")]
-    with running() as (_, client):
-
-        def one_client(at: int) -> bool:
-            text = texts[at % len(texts)]
-            head = client.get(f"/api/traces/{posted(client, text)}").json()
-            _, found = arrays(client, f"/api/traces/{head['id']}/weights/1/{at % 4}")
-            own = small().trace(text).weights(1, at % 4).numpy()
-            return head["text"] == text and np.allclose(np.nan_to_num(found["map"].real), own, atol=0.01)
-
-        with ThreadPoolExecutor(6) as pool:
-            assert all(pool.map(one_client, range(18)))
+# What is kept
 
 
 def test_what_was_longest_unused_is_forgotten_and_can_be_asked_again() -> None:
