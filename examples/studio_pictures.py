@@ -1,0 +1,108 @@
+"""The pictures of docs/guide/studio.md: the studio on the model that ships, light and dark, by a headless Chromium.
+
+    make studio && make pictures
+
+"""
+
+import io
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import uvicorn
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from rheoscope.studio.safety import Rules
+from rheoscope.studio.server import create
+from rheoscope.studio.starting import FIRST, address, bound, opened
+from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
+
+FIGURES = Path(__file__).resolve().parent.parent / "docs" / "guide" / "figures"
+MOST = 150_000
+WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
+KING = "The king kept his gold in the bank, and the children played on the bank of the river."
+VIEWS: dict[str, tuple[dict[str, int], dict[str, str], str]] = {
+    "studio": (WIDE, {"step": "8", "colour": "cluster"}, ""),
+    "studio-head": (WIDE, {"text": KING, "step": "6", "layer": "2", "head": "1", "edits": "2.1.M.symmetric"}, "#views"),
+    "studio-readout": (WIDE, {"text": KING, "view": "readout", "token": "4"}, "#views"),
+    "studio-phone": (NARROW, {"step": "8"}, ""),
+}
+"""Name of a picture: the size of the window, the link, and what is scrolled to."""
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The studio, as the command starts it; gone at the end."""
+    session, listening = opened(FIRST), bound("127.0.0.1", 0)
+    app = create(session, Rules(), STATIC, stored_in(STATIC / EXAMPLE))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield address("127.0.0.1", listening.getsockname()[1], None)
+    finally:
+        server.should_exit = True
+        thread.join()
+        session.close()
+
+
+def seen(page: Page, base: str, link: dict[str, str], place: str) -> bytes:
+    """A view, when everything of it is there."""
+    page.goto(f"{base}#{urlencode(link)}")
+    page.wait_for_selector("canvas[data-ready=yes]", timeout=60_000)
+    page.locator(".progress.working").wait_for(state="detached", timeout=300_000)
+    if "edits" in link:
+        page.wait_for_selector(".moved", timeout=60_000)
+    if place:
+        page.locator(place).evaluate("(one) => one.scrollIntoView()")
+    settled(page)
+    return page.screenshot()
+
+
+def settled(page: Page) -> None:
+    """Until two looks, half a second apart, are the same."""
+    before = b""
+    for _ in range(60):
+        page.wait_for_timeout(500)
+        now = page.screenshot()
+        if now == before:
+            return
+        before = now
+
+
+def saved(name: str, picture: bytes) -> None:
+    """As WebP, as fine as fits."""
+    for quality in (85, 70, 55, 40):
+        file = io.BytesIO()
+        Image.open(io.BytesIO(picture)).convert("RGB").save(file, "webp", quality=quality, method=6)
+        if file.tell() <= MOST:
+            break
+    (FIGURES / f"{name}.webp").write_bytes(file.getvalue())
+    print(f"{name}.webp {file.tell() / 1000:.0f} kB")
+
+
+def main() -> None:
+    if not (STATIC / EXAMPLE).is_dir():
+        sys.exit("the studio's page is not built; type make studio")
+    own = os.environ.get("RHEOSCOPE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    flags = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
+    with serving() as base, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=own, args=flags)
+        for name, (size, link, place) in VIEWS.items():
+            for theme in ("light", "dark"):
+                how: dict[str, Any] = {"color_scheme": theme, "reduced_motion": "reduce", "locale": "en-GB"}
+                page = browser.new_page(viewport=size, bypass_csp=True, **how)
+                saved(f"{name}-{theme}", seen(page, base, link, place))
+                page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
