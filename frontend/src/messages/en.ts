@@ -99,6 +99,7 @@ export const en = {
   field: 'Field',
   of_heads: 'All heads',
   null: 'null',
+  null_is: 'Null: {null}',
   no_null: 'no null is declared for this field',
   layer: 'layer',
   head: 'head',

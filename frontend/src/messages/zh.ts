@@ -115,6 +115,7 @@ export const zh: Messages = {
   field: '字段',
   of_heads: '所有注意力头',
   null: '零模型',
+  null_is: '零模型：{null}',
   no_null: '此字段没有声明零模型',
   layer: '层',
   head: '头',
@@ -1446,4 +1447,8 @@ export const zhSaid: Record<string, string> = {
   "jacobian norm": "雅可比谱范数",
   "jacobian radius": "雅可比谱半径",
   "lineage": "簇的沿革",
+  "softmax": "softmax",
+  "causal": "因果",
+  "sinkhorn": "Sinkhorn",
+  "unnormalised": "未归一化",
 }
