@@ -19,6 +19,7 @@ it.each([
   ['token 3 key', '词元 3 key'],
   ['after embed', '嵌入之后'],
   ['L3.mlp: 0.5', 'L3.mlp: 0.5'],
+  ['embed → L0.mlp', '嵌入 → L0.mlp'],
   ['', ''],
 ])('%s', (text, other) => expect(tongue.tell(text)).toBe(other))
 

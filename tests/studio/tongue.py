@@ -8,7 +8,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[2] / "frontend" / "src" / "messages"
 GAP = re.compile(r"\{(\w+)(!?)\}")
 NUMBER = r"[-−+]?(?:[\d.,]*\d[\d.,]*(?:e[-+]?\d+)? ?%?|∞|none)"
-JOINT = re.compile(r"[,;:.] |[.]$| · |\n")
+JOINT = re.compile(r"[,;:.] |[.]$| [·→×] |\n")
 JOINED = {", ": "，", "; ": "；", ": ": "：", ". ": "。", ".": "。"}
 VERBATIM = 0.01
 """What a letter that is meant to stay costs, beside 1 for one that nothing is known of."""

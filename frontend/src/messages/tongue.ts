@@ -6,7 +6,7 @@ interface Said { text: string; left: number }
 
 const GAP = /\{(\w+)(!?)\}/g
 const NUMBER = String.raw`[-−+]?(?:[\d.,]*\d[\d.,]*(?:e[-+]?\d+)? ?%?|∞|none)`
-const JOINT = /[,;:.] |[.]$| · |\n/g
+const JOINT = /[,;:.] |[.]$| [·→×] |\n/g
 const JOINED: Record<string, string> = { ', ': '，', '; ': '；', ': ': '：', '. ': '。', '.': '。' }
 /** What a letter that is meant to stay costs, beside 1 for one that nothing is known of. */
 const VERBATIM = 0.01

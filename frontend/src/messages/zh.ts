@@ -124,7 +124,7 @@ export const zh: Messages = {
   spectrum: '谱',
   spectrum_about: 'M（比较什么）与 F（搬运什么）的奇异值',
   singular_value: '奇异值',
-  rank: '秩',
+  rank: '序号',
   symmetry: '对称性',
   positive_share: '正占比',
   copying: '复制',
