@@ -179,14 +179,14 @@ def symmetric_agree(answers: Answers) -> Statement | None:
 
 def mismatch(answers: Answers) -> Statement | None:
     heads = answers.found.get("distortion")
-    if heads is None or "mean_mismatch_drawn" not in heads:
+    if heads is None:
         return None
-    value, null = float(heads.mean_mismatch), heads.mean_mismatch_drawn.values
+    value, null, spread = (float(heads[f"mean_mismatch{part}"]) for part in ("", "_null", "_null_sd"))
     text = (
-        f"Queries and keys read spaces that lie {'nearer' if value < null.mean() else 'further'} than those of heads turned at random: "
-        f"mean sin² of their angles {fixed(value)}, turned {fixed(null.mean())}."
+        f"Queries and keys read spaces that lie {'nearer' if value < null else 'further'} than those of heads turned at random: "
+        f"mean sin² of their angles {fixed(value)}, turned {fixed(null)}."
     )
-    return from_draws(text, "distortion", value, null)
+    return from_moments(text, "distortion", value, null, spread)
 
 
 def stacked(answers: Answers) -> Statement | None:
