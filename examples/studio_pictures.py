@@ -1,6 +1,6 @@
 """The pictures of docs/guide/studio.md: the studio on the model that ships, light and dark, by a headless Chromium.
 
-    make studio && make pictures
+make studio && make pictures
 
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.statement import LEVEL, Statement, corrected, from_draws, from_moments, from_units
-from rheoscope.report.tell.short import fixed, plural
+from rheoscope.report.tell.short import fixed
 from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:
@@ -220,11 +220,8 @@ def sentences(told: Sequence[Statement], tested: int) -> list[str]:
     """
     if not tested:
         return ["No number of this text could be held against chance."]
-    held = f"{plural(tested, 'number')} {'was' if tested == 1 else 'were'} held against chance"
+    held = "1 number was held against chance" if tested == 1 else f"{tested:,} numbers were held against chance"
     if not told:
-        return [f"{held}; {'it did not beat its' if tested == 1 else 'none beat its'} null."]
+        return [f"{held}; it did not beat its null." if tested == 1 else f"{held}; none beat its null."]
     lines = [f"{one.text} (q {'< .001' if one.q < 1e-3 else f'{one.q:.1g}'})" for one in told]
-    return [
-        *lines,
-        f"{held}; q is the chance that noise gets any sentence as sure as this.",
-    ]
+    return [*lines, f"{held}; q is the chance that noise gets any sentence as sure as this."]
