@@ -1,6 +1,6 @@
 /** The page: one link, one selection, one trace and what stands beside it. */
 
-import { read, remembered, USUAL, written, type Link, type Switched } from './link'
+import { read, remembered, SHOWN, USUAL, written, type Link, type Shown, type Switched } from './link'
 import { LANGUAGES, said, type Key } from './messages'
 import { Opened } from './opened.svelte'
 import { DARK, LIGHT, type Theme } from './palette'
@@ -36,9 +36,6 @@ export class Studio {
   at = $state(0)
   playing = $state(false)
   speed = $state(1)
-  trails = $state(true)
-  arcs = $state(true)
-  massive = $state(false)
   dark = $state(false)
   calm = $state(false)
   /** A page opened afresh, or with a new text, plays once, as soon as there is a cloud. */
@@ -82,6 +79,11 @@ export class Studio {
   follow(): void {
     Object.assign(this.link, read(location.hash))
     this.at = this.link.step
+  }
+
+  shows = (what: Shown): boolean => this.link.show.includes(what)
+  show(what: Shown, on: boolean): void {
+    this.go({ show: SHOWN.filter((one) => (one === what ? on : this.shows(one))) })
   }
 
   /** A text of one's own, from its first step on. */

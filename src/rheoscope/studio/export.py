@@ -12,7 +12,7 @@ from rheoscope.catalogue import TABLE
 from rheoscope.files import whole_file
 from rheoscope.report.progress import progress
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import facts, looks, wire
+from rheoscope.studio import facts, looks, one_head, wire
 from rheoscope.studio.session import Entry, Session
 from rheoscope.studio.starting import opened
 from rheoscope.studio.stored import EXAMPLE, STATIC, inflated
@@ -89,6 +89,9 @@ def answers(session: Session, entry: Entry) -> Files:
         for head in range(block.count):
             yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights", steps)
             yield f"{own}/spectrum/{layer}/{head}.json", wire.written(looks.spectrum(entry, layer, head))
+            yield f"{own}/moves/{layer}/{head}.bin", one_head.moves(session, entry, layer, head, "all", "sphere")
+            if len(entry.trace.ordinary().nonzero()) >= one_head.LEAST_TOKENS:
+                yield f"{own}/images/{layer}/{head}.bin", one_head.images(entry, layer, head)
 
 
 def packed(path: str, data: bytes) -> bytes:

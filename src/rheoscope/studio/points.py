@@ -41,10 +41,8 @@ class Axes:
 @torch.no_grad()
 def projected(model: Model, trace: Trace, axes: str, space: str, other: Callable[[str], Trace]) -> Projected:
     """The cloud on the axes that are asked for: `all`, `layer:K`, `text:ID` (`other` finds it) or `tokens:a,b,c`."""
-    if space not in SPACES:
-        raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
-    cloud = exact(clouds(trace, space, keep_massive=True).points)
     on = axes_of(model, trace, axes, space, other)
+    cloud = exact(clouds(trace, space, keep_massive=True).points)
     apart = cloud - on.centre
     flat = apart @ on.along
     whole = apart.square().sum().clamp(min=torch.finfo(flat.dtype).tiny)
@@ -52,7 +50,9 @@ def projected(model: Model, trace: Trace, axes: str, space: str, other: Callable
 
 
 def axes_of(model: Model, trace: Trace, axes: str, space: str, other: Callable[[str], Trace]) -> Axes:
-    """Axes by their name."""
+    """Axes by their name, in a space that the page knows."""
+    if space not in SPACES:
+        raise RheoscopeError(f"unknown space {space[:40]!r}; type one of {', '.join(SPACES)}")
     kind, _, rest = axes.partition(":")
     if kind == "all" and not rest:
         return fitted(_ordinary(trace, space))
