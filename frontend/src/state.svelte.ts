@@ -1,5 +1,6 @@
 /** The page: one link, one selection, one trace and what stands beside it. */
 
+import { axesRead } from './axes'
 import { read, remembered, SHOWN, USUAL, written, type Link, type Shown, type Switched } from './link'
 import { LANGUAGES, said, type Key } from './messages'
 import { Opened } from './opened.svelte'
@@ -205,6 +206,21 @@ export class Studio {
       this.besideWanted = ''
       this.fail(error)
     }
+  }
+
+  /** The points of a trace along the axes of the link, as `lender` has them; a text that is named there is put through the model. */
+  async project(trace: Opened, axes: string, space: string, lender: Opened | null = null): Promise<void> {
+    try {
+      const read = axesRead(axes)
+      const own = lender ? `text:${lender.id}/${axes}` : axes
+      await trace.project(read.kind === 'text' ? await this.lent(read.text) : own, space)
+    } catch (error) {
+      this.fail(error)
+    }
+  }
+  private async lent(text: string): Promise<string> {
+    const { id } = await this.client.trace({ model: this.link.model || this.state!.model, text, edits: [], questions: [] })
+    return `text:${id}`
   }
 
   async cancel(): Promise<void> {

@@ -29,7 +29,7 @@ PAIRS, WRITERS = 60, 12
 
 def cloud(session: "Session", entry: "Entry", axes: str, space: str) -> bytes:
     """The text as points on three axes, the share of variance that they show, and the star of the prediction."""
-    seen = projected(entry.model, entry.trace, axes, space, lambda name: session.entry(name).trace)
+    seen = projected(entry.model, entry.trace, axes, space, session.lent)
     shares = [float(one) for one in seen.shares]
     header = {"share": sum(shares), "shares": shares, "space": space, "axes": axes}
     points = wire.as_array(seen.points.cpu().numpy(), ["step", "token", "axis"])

@@ -36,7 +36,7 @@ def moves(session: "Session", entry: "Entry", layer: int, head: int, axes: str, 
     """
     trace = entry.trace
     trace.view.heads_of(layer, head)
-    on = axes_of(entry.model, trace, axes, space, lambda name: session.entry(name).trace)
+    on = axes_of(entry.model, trace, axes, space, session.lent)
     x, by = exact(trace.read_by(layer)), exact(trace.parts(layer)[0][head])
     apart = unit_of(x + by) - unit_of(x) if space == "sphere" else by
     flat = apart @ on.along

@@ -150,6 +150,11 @@ class Session:
             raise MissingError(f"no text {name[:40]!r} is here (any more); post the text again")
         return found
 
+    def lent(self, name: str) -> tuple[Running, Trace]:
+        """A text that lends its axes, and its model."""
+        found = self.entry(name)
+        return found.model, found.trace
+
     def trace(self, opened: Opened, model: Running, text: str, edits: Sequence[Edit]) -> tuple[Entry, bool]:
         """A text in an open model, by what it is; says whether it was here already."""
         self.check(model, text)
