@@ -28,6 +28,7 @@ export class Studio {
   state = $state.raw<State | null>(null)
   catalogue = $state.raw<Catalogue | null>(null)
   models = $state.raw<Model[]>([])
+  /** What may be opened, what was opened last first. */
   recent = $state.raw<string[]>([])
   trace = $state.raw<Opened | null>(null)
   other = $state.raw<Opened | null>(null)
@@ -142,10 +143,15 @@ export class Studio {
       this.state = await this.client.state()
       this.models = this.state.models
       void this.client.catalogue().then((catalogue) => (this.catalogue = catalogue), this.fail)
-      void this.client.models().then(({ models, recent }) => ((this.models = models), (this.recent = recent)), () => undefined)
+      void this.client.models().then((told) => this.tell(told), () => undefined)
     } catch (error) {
       this.fail(error)
     }
+  }
+
+  private tell({ models, recent, sources }: Awaited<ReturnType<Client['models']>>): void {
+    this.models = models
+    this.recent = [...new Set([...recent, ...sources])]
   }
 
   fail = (error: unknown): void => {
@@ -233,10 +239,8 @@ export class Studio {
     this.error = ''
     try {
       const { model } = await this.client.openModel(source)
-      const { models, recent } = await this.client.models()
-      this.models = models
-      this.recent = recent
-      const id = typeof model === 'string' ? model : (model?.id ?? models.find((one) => one.name === source)?.id)
+      this.tell(await this.client.models())
+      const id = typeof model === 'string' ? model : (model?.id ?? this.models.find((one) => one.name === source)?.id)
       if (id) this.go({ model: id, edits: [], layer: null, head: null })
     } catch (error) {
       this.fail(error)

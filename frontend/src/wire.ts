@@ -216,7 +216,7 @@ export class Client {
   }
 
   state = () => this.json<State>('api/state')
-  models = () => this.json<{ models: Model[]; recent: string[] }>('api/models')
+  models = () => this.json<{ models: Model[]; recent: string[]; sources: string[] }>('api/models')
   catalogue = () => this.json<Catalogue>('api/catalogue')
   head = (id: string) => this.json<Head>(`api/traces/${id}`)
   verdicts = (id: string) => this.json<{ verdicts: Verdict[]; note: string }>(`api/traces/${id}/verdicts`)
