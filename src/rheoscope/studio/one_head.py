@@ -7,14 +7,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.covers.agreement import by_query, centred, sides, unit
-from rheoscope.covers.distorted_pairs import kernel as pairs_of
-from rheoscope.covers.distortion import IMAGES
-from rheoscope.covers.distortion import images as images_of
+from rheoscope.covers.distorted_pairs import changed
+from rheoscope.covers.distortion import IMAGES, images_by
 from rheoscope.covers.reading import Read, read, tokens
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 from rheoscope.studio import wire
-from rheoscope.studio.points import axes_of, fitted
+from rheoscope.studio.points import fitted
 
 if TYPE_CHECKING:
     from rheoscope.studio.session import Entry, Session
@@ -36,7 +35,7 @@ def moves(session: "Session", entry: "Entry", layer: int, head: int, axes: str, 
     """
     trace = entry.trace
     trace.view.heads_of(layer, head)
-    on = axes_of(entry.model, trace, axes, space, session.lent)
+    on = session.axes(entry, axes, space)
     x, by = exact(trace.read_by(layer)), exact(trace.parts(layer)[0][head])
     apart = unit_of(x + by) - unit_of(x) if space == "sphere" else by
     flat = apart @ on.along
@@ -66,13 +65,14 @@ def images(entry: "Entry", layer: int, head: int) -> bytes:
     trace.view.heads_of(layer, head)
     seen = read(trace, layer, tokens(trace, False, least=LEAST_TOKENS))
     E, share = flattened(seen.hat.double())
-    flat, shares = {"E": E}, {"E": share}
-    for name, image in zip(IMAGES, images_of(seen.heads), strict=True):
-        own, shares[name] = flattened(image.of(seen.hat.double())[head])
-        flat[name] = turned_to(E, own)
+    flat, shares, pairs = {"E": E}, {"E": share}, {}
+    M, F = (A[head : head + 1] for A in (seen.heads.M(), seen.heads.F()))
+    for name, image in zip(IMAGES, images_by(M, F), strict=True):
+        cloud = image.of(seen.hat.double())[0]
+        own, shares[name] = flattened(cloud)
+        flat[name], pairs[name] = turned_to(E, own), distorted(seen, cloud)
     arrays = {name: wire.in_bytes(_of_all(trace, seen, one), ["token", "axis"]) for name, one in flat.items()}
     arrays["agreement"] = wire.in_bytes(_of_all(trace, seen, agreement_of(trace, seen, head)), ["token"])
-    pairs = {name: distorted(seen, head, name) for name in IMAGES}
     return wire.packed(_about(entry, layer, head) | {"shares": shares, "pairs": pairs}, arrays)
 
 
@@ -101,9 +101,9 @@ def agreement_of(trace: Trace, seen: Read, head: int) -> Float[Tensor, " n"]:
     return found
 
 
-def distorted(seen: Read, head: int, image: str) -> dict[str, list[dict[str, Any]]]:
+def distorted(seen: Read, image: Float[Tensor, "n r"]) -> dict[str, list[dict[str, Any]]]:
     """Torn and glued pairs of one image, the most changed first."""
-    found = pairs_of(seen, head, image)
+    found = changed(seen, image)
     order: Int[Tensor, " pairs"] = (found["after"] - found["before"]).argsort(stable=True)
     return {
         kind: [

@@ -23,6 +23,7 @@ from rheoscope.space.trace import Trace
 from rheoscope.studio import facts, wire
 from rheoscope.studio.edits import Edit, Kept, trace_of
 from rheoscope.studio.kept import Kept as Cache
+from rheoscope.studio.points import Axes, axes_of
 from rheoscope.studio.settings import settings_of
 from rheoscope.studio.sources import DEFAULT, Sources
 from rheoscope.studio.work import Job, MissingError, Queue
@@ -154,6 +155,15 @@ class Session:
         """A text that lends its axes, and its model."""
         found = self.entry(name)
         return found.model, found.trace
+
+    def axes(self, entry: Entry, axes: str, space: str) -> Axes:
+        """Axes that a text is seen on, remembered: every head of it asks for the same."""
+        key = (entry.id, "axes", axes, space)
+        found = self.cache.get(key)
+        if found is None:
+            found = axes_of(entry.model, entry.trace, axes, space, self.lent)
+            self.cache.put(key, found, found.along.nbytes + found.centre.nbytes)
+        return found
 
     def trace(self, opened: Opened, model: Running, text: str, edits: Sequence[Edit]) -> tuple[Entry, bool]:
         """A text in an open model, by what it is; says whether it was here already."""
