@@ -1,19 +1,23 @@
 """Does noise get an answer? Every sentence that the program can say, on texts and models that have nothing to say.
 
-    python benchmarks/calibration.py              200 texts, about half an hour
-    python benchmarks/calibration.py --texts 40   fewer (--smallest: seconds, nothing stored)
+    python benchmarks/calibration.py                 200 texts, about half an hour
+    python benchmarks/calibration.py --workers 16    the same, 16 texts at a time
+    python benchmarks/calibration.py --texts 40      fewer (--smallest: seconds, nothing stored)
 
-Texts are random ids, distinct ids and the shuffled ids of real prose, in untrained models of four shapes, each beside untrained
-controls of other seeds; and walks without structure in the place of points. Prints, for every statement, how often its p is below
-.05 and how often it is told; and how many texts got anything at all (allowed: 7 of 100). Stores results/calibration.json.
+Texts are random ids, distinct ids and the shuffled ids of real prose, in untrained models of four shapes, each text in weights of
+its own beside untrained controls of other seeds; and walks without structure in the place of points. Prints, for every statement,
+how often its p is below .05 and how often it is told; and how many texts got anything at all (allowed: 7 of 100). Stores
+results/calibration.json.
 """
 
 import argparse
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,7 @@ PROSE = (
     "them, and the keeper of the letters, who had waited for such a question all his life, unlocked the cabinet and left the room."
 )
 SEEDS = 5
-"""Untrained models of a shape: one is asked, the others are its controls."""
+"""Untrained models of a text: one is asked, the others are its controls."""
 ANALYSES = (
     "readout", "transport", "energy", "clusters", "purity", "distortion", "agreement", "trajectory", "geometry_kept",
     "massive_tokens", "operators", "stack",
@@ -43,21 +47,20 @@ ANALYSES = (
 class Size:
     texts: int = 200
     tokens: int = 96
-    device: str = "cpu"
     first: int = 0
+    workers: int = 1
 
 
 SHAPES = ("the model that ships", "gpt2", "llama, grouped keys", "neox, parallel")
 """One's own, learned positions, rotary with grouped keys, parallel blocks."""
 
 
-@cache
-def untrained(shape: str, seed: int, device: str = "cpu") -> Any:
+def untrained(shape: str, seed: int) -> Any:
     """A model of one of four shapes at initial weights."""
     import transformers as tr
 
     if shape == SHAPES[0]:
-        return rs.load(untrained=True, seed=seed, device=device)
+        return rs.load(untrained=True, seed=seed)
     torch.manual_seed(seed)
     small: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 160}
     made = {
@@ -68,7 +71,7 @@ def untrained(shape: str, seed: int, device: str = "cpu") -> Any:
         "neox, parallel": lambda: tr.GPTNeoXForCausalLM(tr.GPTNeoXConfig(**small, num_attention_heads=4)),
     }
     tokenizer = tr.PreTrainedTokenizerFast(tokenizer_object=rs.load().tokenizer)
-    return rs.load(made[shape](), tokenizer=tokenizer, device=device)
+    return rs.load(made[shape](), tokenizer=tokenizer)
 
 
 def noise(kind: str, tokens: int, seed: int) -> list[int]:
@@ -104,12 +107,12 @@ OF_POINTS = ("trajectory", "transport", "clusters", "purity")
 """What a walk is asked: the rest rests on weights that did not make it."""
 
 
-def said_of(shape: str, kind: str, own: int, tokens: int, seed: int, device: str = "cpu") -> list[Statement]:
-    """Everything that could be said of one text of noise in one untrained model, beside the others of its shape."""
-    others = [untrained(shape, other, device) for other in range(SEEDS) if other != own]
-    controls = [] if kind == "walk" else others  # no architecture makes a walk
+def said_of(shape: str, kind: str, tokens: int, seed: int) -> list[Statement]:
+    """Everything that could be said of one text of noise in one untrained model, beside others of its shape."""
+    own, *others = (SEEDS * seed + further for further in range(SEEDS))
+    controls = [] if kind == "walk" else [untrained(shape, other) for other in others]  # no architecture makes a walk
     ids = noise("random" if kind == "walk" else kind, tokens, seed)
-    said = list(statements(answered(untrained(shape, own, device), ids, controls, seed if kind == "walk" else None)))
+    said = list(statements(answered(untrained(shape, own), ids, controls, seed if kind == "walk" else None)))
     return [one for one in said if kind != "walk" or one.analysis in OF_POINTS]
 
 
@@ -118,10 +121,18 @@ KINDS = ("random", "distinct", "shuffled", "walk")
 
 def runs(size: Size) -> "Iterator[tuple[str, list[Statement]]]":
     """Every text with what could be said of it: all shapes, all kinds, one seed after the other."""
-    for at in range(size.first, size.first + size.texts):
-        shape, kind = SHAPES[at % len(SHAPES)], KINDS[at // len(SHAPES) % len(KINDS)]
-        own = at // (len(SHAPES) * len(KINDS)) % SEEDS
-        yield f"{shape}, {kind}", said_of(shape, kind, own, size.tokens, at, size.device)
+    texts = range(size.first, size.first + size.texts)
+    if size.workers == 1:
+        yield from (run(at, size.tokens) for at in texts)
+        return
+    with ProcessPoolExecutor(size.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        yield from pool.map(partial(run, tokens=size.tokens), texts)
+
+
+def run(at: int, tokens: int) -> tuple[str, list[Statement]]:
+    """One text: where it is from, and what could be said of it."""
+    shape, kind = SHAPES[at % len(SHAPES)], KINDS[at // len(SHAPES) % len(KINDS)]
+    return f"{shape}, {kind}", said_of(shape, kind, tokens, at)
 
 
 def measured(size: Size) -> dict[str, Any]:
@@ -147,11 +158,11 @@ def measured(size: Size) -> dict[str, Any]:
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=Size.texts)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes, one thread each")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--smallest", action="store_true", help="seconds: shows that it runs, stores nothing")
     options = parser.parse_args(words)
-    found = measured(Size(1, 24, first=1) if options.smallest else Size(options.texts, device=options.device))
+    found = measured(Size(1, 24, first=1) if options.smallest else Size(options.texts, workers=options.workers))
     for name, row in found["statements"].items():
         print(f"{name:24} {row['asked']:4} asked  {row['below']:3} with p <= .05  {row['told']:3} told")
     print(f"{found['texts_told_anything']} of {found['texts']} texts of noise were told anything: {found['by']}")

@@ -1,10 +1,11 @@
 /** One trace as far as it is known: its head, its verdicts, its points, as they come. */
 
-import type { Client, Head, Points, Verdict } from './wire'
+import type { Client, Findings, Head, Points, Verdict } from './wire'
 
 export class Opened {
   head = $state.raw<Head | null>(null)
   verdicts = $state.raw<Record<string, Verdict>>({})
+  findings = $state.raw<Findings | null>(null)
   progress = $state.raw<{ name: string; done: number; total: number } | null>(null)
   points = $state.raw<Points | null>(null)
   failed = $state.raw<Record<string, string>>({})
@@ -20,6 +21,7 @@ export class Opened {
     this.stop = this.client.listen(this.id, {
       head: (head) => (this.head = head),
       verdict: (one) => (this.verdicts = { ...this.verdicts, [one.name]: one }),
+      findings: (one) => (this.findings = one),
       progress: (one) => (this.progress = one),
       failed: ({ name, reason }) => (this.failed = { ...this.failed, [name]: reason }),
       done: () => this.end(),

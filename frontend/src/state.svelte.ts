@@ -2,10 +2,10 @@
 
 import { axesRead } from './axes'
 import { read, remembered, SHOWN, USUAL, written, type Link, type Shown, type Switched } from './link'
-import { LANGUAGES, said, type Key } from './messages'
+import { LANGUAGES, said, type Key, type Language } from './messages'
 import { Opened } from './opened.svelte'
 import { DARK, LIGHT, type Theme } from './palette'
-import type { AnalysisSaid, Catalogue, Client, Model, State } from './wire'
+import type { AnalysisSaid, Catalogue, Client, FieldSaid, Model, State } from './wire'
 
 /** `embed` or L3.resid_mid as it is shown on the page: embed, L3 ½, L3. */
 export function stepShown(step: string): string {
@@ -49,8 +49,15 @@ export class Studio {
 
   // What is said
 
-  get language(): string { return this.link.language || (navigator.language.startsWith('zh') ? 'zh' : 'en') }
-  say = (key: Key, filled: Record<string, string | number> = {}): string => said(LANGUAGES[this.language] ?? LANGUAGES.en!, key, filled)
+  get language(): string { return [this.link.language, navigator.language.slice(0, 2)].find((one) => one in LANGUAGES) ?? 'en' }
+  private get spoken(): Language { return LANGUAGES[this.language]! }
+  get lang(): string { return this.spoken.lang }
+  say = (key: Key, filled: Record<string, string | number> = {}): string => said(this.spoken.page, key, filled)
+  /** What the server says in English, in the language of the page. */
+  tell = (text: string): string => this.spoken.said.tell(text)
+  /** The same for a name on a panel; a token of the text stays as it is. */
+  label = (text: string): string => (this.tokens.has(text) ? text : this.tell(text))
+  private tokens = $derived(new Set(this.trace?.head?.tokens.map((one) => one.shown)))
   get theme(): Theme { return this.dark ? DARK : LIGHT }
 
   // What is selected
@@ -66,6 +73,10 @@ export class Studio {
   /** What stands beside: an edit always has what was before it. */
   get beside(): string { return this.link.beside || (this.edits.length ? 'before' : '') }
 
+  /** The name of an analysis or of a field, in words. */
+  named = (name: string): string => this.tell(name.replaceAll('_', ' '))
+  /** What a field means, and its unit. */
+  defined = (field: FieldSaid | undefined): string => (field ? `${this.tell(field.definition)}${field.unit ? ` (${this.tell(field.unit)})` : ''}` : '')
   analysis = (name: string): AnalysisSaid | undefined => this.catalogue?.analyses.find((one) => one.name === name)
 
   // The link
@@ -143,13 +154,13 @@ export class Studio {
       this.state = await this.client.state()
       this.models = this.state.models
       void this.client.catalogue().then((catalogue) => (this.catalogue = catalogue), this.fail)
-      void this.client.models().then((told) => this.tell(told), () => undefined)
+      void this.client.models().then((told) => this.list(told), () => undefined)
     } catch (error) {
       this.fail(error)
     }
   }
 
-  private tell({ models, recent, sources }: Awaited<ReturnType<Client['models']>>): void {
+  private list({ models, recent, sources }: Awaited<ReturnType<Client['models']>>): void {
     this.models = models
     this.recent = [...new Set([...recent, ...sources])]
   }
@@ -239,7 +250,7 @@ export class Studio {
     this.error = ''
     try {
       const { model } = await this.client.openModel(source)
-      this.tell(await this.client.models())
+      this.list(await this.client.models())
       const id = typeof model === 'string' ? model : (model?.id ?? this.models.find((one) => one.name === source)?.id)
       if (id) this.go({ model: id, edits: [], layer: null, head: null })
     } catch (error) {

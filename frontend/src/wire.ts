@@ -1,7 +1,7 @@
 /** The studio's answers as values, whether a server gives them or the files of an export. */
 
 export interface Model { id: string; name: string; title: string; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: string; ready: boolean }
-export interface State { version: string; models: Model[]; model: string; example: string | null; limits: { tokens: number; text_bytes: number; jobs: number }; languages: string[] }
+export interface State { version: string; models: Model[]; model: string; example: string | null; limits: { tokens: number; text_bytes: number; jobs: number } }
 export interface FieldSaid { dims: string[]; definition: string; unit?: string; null?: string; null_sd?: string }
 export interface AnalysisSaid { name: string; question: string; needs: string; dear: boolean; room: string; fields: Record<string, FieldSaid>; settings: Record<string, unknown> }
 export interface Catalogue { analyses: AnalysisSaid[]; questions: { name: string; question: string; needs: string[]; deeper: string }[]; operations: { name: string; title: string; takes?: string | null }[] }
@@ -10,6 +10,8 @@ export interface Edit { layer: number; head: number; part: Part; operation: stri
 export interface Token { text: string; shown: string; massive: boolean }
 export interface Said { shown: string; probability: number }
 export interface Head { id: string; model: string; text: string; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: Said & { token: string; id: number }; top: Said[]; provenance: Record<string, unknown> }
+export interface Finding { text: string; analysis: string; q: number | null }
+export interface Findings { findings: Finding[]; held: string; note: string }
 export interface Verdict { name: string; question: string; answer: string; line: string; deeper: string; value?: number | null; null?: number | null; spread?: number | null; q?: number | null }
 export interface Points { points: Float32Array; steps: number; tokens: number; star: Float32Array | null; share: number; shares: number[]; space: string; axes: string }
 export interface Spectrum { M: number[]; F: number[]; symmetry: number; positive_share: number; copying: number }
@@ -29,7 +31,7 @@ export interface Axis { label: string; names: string[]; marked: number[]; log: b
 export type Numbers = (number | null)[]
 export interface Line { mark: 'line'; name: string; x: Numbers; y: Numbers; colour: string; style: string; tip: string; tips: string[] }
 export interface Shape { mark: 'shape'; name: string; x: Numbers; y: Numbers; colour: string; opacity: number; tip: string }
-export interface Cells { mark: 'cells'; values: Numbers[]; texts: string[][]; tips: string[][]; marked: [number, number][]; low: number; high: number; centre: number }
+export interface Cells { mark: 'cells'; values: Numbers[]; texts: string[][]; tips: string[][]; marked: [number, number][]; low: number; high: number; centre: number; name?: string }
 export interface Word { mark: 'word'; x: number; y: number; text: string; side: string; strong: boolean }
 export type Mark = Line | Shape | Cells | Word
 export interface Panel { title: string; about: string; marks: Mark[]; x: Axis; y: Axis; columns: number; height: number; equal: boolean }
@@ -98,7 +100,7 @@ function singular(picture: Picture): Picture {
   return { ...picture, panels }
 }
 
-export interface Told { head(h: Head): void; verdict(v: Verdict): void; progress(p: { name: string; done: number; total: number }): void; known(k: { name: string }): void; failed(f: { name: string; reason: string }): void; done(): void; error(e: { error: string }): void; cancelled(): void }
+export interface Told { head(h: Head): void; verdict(v: Verdict): void; findings(f: Findings): void; progress(p: { name: string; done: number; total: number }): void; known(k: { name: string }): void; failed(f: { name: string; reason: string }): void; done(): void; error(e: { error: string }): void; cancelled(): void }
 
 declare global { interface Window { RHEOSCOPE_FILES?: Record<string, string> } }
 
@@ -182,7 +184,7 @@ export async function held(): Promise<Record<string, string> | undefined> {
   return window.RHEOSCOPE_FILES ?? {}
 }
 
-const EVENTS = ['head', 'verdict', 'progress', 'known', 'failed', 'done', 'error', 'cancelled'] as const
+const EVENTS = ['head', 'verdict', 'findings', 'progress', 'known', 'failed', 'done', 'error', 'cancelled'] as const
 
 /** At most so many at a time, in order: a browser has six connections to a server, and long answers must leave some free. */
 export class Queue {
@@ -219,7 +221,7 @@ export class Client {
   models = () => this.json<{ models: Model[]; recent: string[]; sources: string[] }>('api/models')
   catalogue = () => this.json<Catalogue>('api/catalogue')
   head = (id: string) => this.json<Head>(`api/traces/${id}`)
-  verdicts = (id: string) => this.json<{ verdicts: Verdict[]; note: string }>(`api/traces/${id}/verdicts`)
+  verdicts = (id: string) => this.json<{ verdicts: Verdict[] } & Findings>(`api/traces/${id}/verdicts`)
   spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
   token = (id: string, at: number) => this.json<TokenSaid>(`api/traces/${id}/token/${at}`)
   openModel = (source: string): Promise<{ job: string; model?: Model | string }> => this.source.ask('api/models', { source })
@@ -287,7 +289,7 @@ export class Client {
   listen(id: string, told: Partial<Told>): () => void {
     if (!this.live) {
       void this.head(id).then((head) => told.head?.(head)).catch((error: Error) => told.error?.({ error: error.message }))
-      void this.verdicts(id).then(({ verdicts }) => verdicts.forEach((one) => told.verdict?.(one))).catch(() => undefined).finally(() => told.done?.())
+      void this.verdicts(id).then(({ verdicts, ...more }) => (verdicts.forEach((one) => told.verdict?.(one)), told.findings?.(more))).catch(() => undefined).finally(() => told.done?.())
       return () => undefined
     }
     const stream = new EventSource(`./api/traces/${id}/events`)

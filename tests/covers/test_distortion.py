@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 
 import rheoscope as rs
-from rheoscope.covers.by_chance import mismatch_null, shared, turned
-from rheoscope.covers.distortion import images
+from rheoscope.covers.by_chance import mismatch_null, turned
+from rheoscope.covers.distortion import images, together
 from rheoscope.covers.geometry import COMPARED, compared, geometry
 from rheoscope.space.chance import rotations
 from tests.cases import double, gap, text, traced
@@ -153,18 +153,32 @@ def test_a_head_of_a_lower_rank_is_seen_as_it_is(seed: int, dead: int, product: 
     assert bool(found.principal_angles[few:].isnull().all())
 
 
-def test_what_two_random_spaces_share_is_drawn_as_spaces_share_it() -> None:
-    """Slow: the spaces themselves."""
+def test_what_two_random_spaces_share_is_known() -> None:
+    """Slow: the spaces themselves, and heads whose keys read one space."""
     generator = torch.Generator().manual_seed(0)
     for rank, width in ((1, 5), (3, 8), (6, 8), (8, 8)):
-        Q = rotations(4000, width, generator, F64)[:, :rank, :rank].square().sum((-2, -1))
-        drawn = shared(rank, width, (4000,), generator)
+        Q = rotations(4000, width, generator, F64)[:, :rank, :rank]
+        mismatch = 1 - Q.square().sum((-2, -1)) / rank
         null, spread = mismatch_null(torch.tensor(float(rank), dtype=F64), width)
-        assert float(drawn.mean()) == pytest.approx(float(Q.mean()), abs=0.03)
-        assert float(1 - drawn.mean() / rank) == pytest.approx(float(null), abs=0.03)
-        assert float(drawn.std()) / rank == pytest.approx(float(spread), rel=0.06, abs=1e-9)
-        ends = torch.tensor([0.05, 0.95], dtype=F64)
-        assert torch.allclose(drawn.quantile(ends), Q.quantile(ends), atol=0.08)
+        assert float(mismatch.mean()) == pytest.approx(float(null), abs=0.03)
+        assert float(mismatch.std()) == pytest.approx(float(spread), rel=0.06, abs=1e-9)
+
+
+def test_the_mean_mismatch_of_heads_that_share_a_key_has_the_spread_it_says() -> None:
+    """300 models of 8 random heads in two groups; the keys of a group read one space."""
+    generator, width, rank, null_sd = torch.Generator().manual_seed(0), 8, 2, []
+    means = []
+    for _ in range(300):
+        K = rotations(2, width, generator, F64)[:, :, :rank].repeat_interleave(4, 0)
+        Q = rotations(8, width, generator, F64)[:, :, :rank]
+        one = 1 - (Q.mT @ K).square().sum((-2, -1)) / rank
+        null, spread = mismatch_null(torch.full((8,), float(rank), dtype=F64), width)
+        rows = {"mismatch": one, "mismatch_null": null, "mismatch_null_sd": spread, "rsa": torch.zeros(1, 1, 3)}
+        found = together(rows)
+        means.append(float(found["mean_mismatch"]))
+        null_sd.append(float(found["mean_mismatch_null_sd"]))
+    assert np.mean(means) == pytest.approx(1 - rank / width, abs=3 * null_sd[0] / 300**0.5)
+    assert np.std(means) == pytest.approx(null_sd[0], rel=0.15)
 
 
 @torch.no_grad()
@@ -201,7 +215,7 @@ def test_without_draws_there_is_no_null_but_the_known_one() -> None:
     trace = traced("llama", F64)
     found, beside = rs.distortion(trace, nearest=3, draws=0), rs.distortion(trace, nearest=3, draws=2)
     drawn = {f"{field}_{what}" for field in COMPARED for what in ("null", "null_sd", "projection")}
-    assert set(beside.data_vars) - set(found.data_vars) == drawn | {"mean_rsa_drawn", "mean_mismatch_drawn"}
+    assert set(beside.data_vars) - set(found.data_vars) == drawn | {"mean_rsa_drawn"}
     for field in found.data_vars:
         assert np.array_equal(found[field], beside[field]), field
 

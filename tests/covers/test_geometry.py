@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import spearmanr
 
-from rheoscope.covers.geometry import COMPARED, compared, geometry, kept, rsa_errors
+from rheoscope.covers.geometry import COMPARED, compared, geometry, kept, rsa_error
 from rheoscope.space.chance import drawn_rows
 from tests.pretrained.cases import random
 
@@ -104,7 +104,7 @@ def test_the_error_of_some_rows_is_how_far_they_are_off() -> None:
     whole = float(kept(geometry(x), y[None], 3)[0, COMPARED.index("rsa")])
     found = [geometry(x, drawn_rows(120, 24, seed)) for seed in range(60)]
     values = torch.stack([kept(of, y[None], 3)[0, COMPARED.index("rsa")] for of in found])
-    stated = torch.stack([rsa_errors(of, y[None])[0] for of in found]).mean()
+    stated = torch.stack([rsa_error(of, geometry(y, of.rows)) for of in found]).mean()
     assert abs(float(values.mean()) - whole) < 0.02
     assert 0.6 < float(values.std() / stated) < 1.7
-    assert float(rsa_errors(geometry(x), y[None])[0]) == 0
+    assert float(rsa_error(geometry(x), geometry(y))) == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.scores import SHARES, parts_of, permitted, shares_of, sides
+from rheoscope.covers.scores import SHARES, pairs_of, permitted, placed, shares_of, sides
 from rheoscope.space.head import Turned
 from tests.pretrained.cases import KINDS, double, gap, text, traced
 
@@ -17,11 +17,11 @@ def test_parts_add_up_to_the_models_scores(name: str) -> None:
     trace, kept = traced(name, F64), torch.ones(len(text()), dtype=torch.bool)
     for layer, heads in enumerate(trace.view.blocks):
         queries, keys = sides(heads, trace.read_by(layer), kept)
+        parts = sum(a @ b.mT for a, b in pairs_of(*placed(heads, queries, keys)))
         for head in range(heads.count):
-            parts = parts_of(heads, queries[:, head : head + 1], keys[:, head : head + 1])
             bare = trace.scores(layer, head)
             bias = heads.mechanism.position.bias(torch.arange(len(bare)), torch.arange(len(bare)))
-            assert gap(parts.sum(0) + (0 if bias is None else bias[0]), bare) <= 1e-4
+            assert gap(parts[head] + (0 if bias is None else bias[0]), bare) <= 1e-4
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -38,14 +38,17 @@ def test_shares_add_up_to_one_and_what_is_constant_has_none(name: str) -> None:
 
 def test_shares_equal_a_slow_loop_over_rows() -> None:
     torch.manual_seed(0)
-    parts, n = torch.randn(5, 6, 6, dtype=F64), 6
+    n = 6
+    q, k = torch.randn(2, 3, 2, n, 4, dtype=F64)
     allowed = torch.ones(n, n, dtype=torch.bool).tril()
-    shares, spread = shares_of(parts, allowed)
-    along = [parts[:, i, : i + 1] - parts[:, i, : i + 1].mean(-1, keepdim=True) for i in range(n)]
-    variance = sum(row.sum(0).square().sum() for row in along)
-    slow = sum((row * row.sum(0)).sum(-1) for row in along) / variance
-    assert gap(shares, slow) <= 1e-12
-    assert abs(float(spread - (variance / 21).sqrt())) <= 1e-12
+    shares, spread = shares_of(q, k, allowed)
+    for head in range(2):
+        parts = torch.stack([a @ b.mT for a, b in pairs_of(q[:, head], k[:, head])])
+        along = [parts[:, i, : i + 1] - parts[:, i, : i + 1].mean(-1, keepdim=True) for i in range(n)]
+        variance = sum(row.sum(0).square().sum() for row in along)
+        slow = sum((row * row.sum(0)).sum(-1) for row in along) / variance
+        assert gap(shares[head], slow) <= 1e-12
+        assert abs(float(spread[head] - (variance / allowed.sum()).sqrt())) <= 1e-12
 
 
 def test_a_head_of_biases_alone_says_so() -> None:

@@ -320,3 +320,10 @@ def test_refusals_are_one_line(call: Callable[[], Any], message: str) -> None:
         call()
     assert "\n" not in str(refusal.value)
     assert "type " in str(refusal.value)
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-49, 1e-228, 5e-324])
+def test_the_smallest_temperature_draws_the_likeliest(temperature: float) -> None:
+    """Divided by as they are, some machines multiply by 1/0: 0 · ∞ is no probability."""
+    logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, -5.0, 0.0]])
+    assert choose(logits, temperature, None, None, torch.Generator()).tolist() == [1, 0]

@@ -45,7 +45,8 @@ def distortion(mean: float, seed: int = 0) -> xr.Dataset:
         "mean_rsa": ("image", [mean] * 3),
         "mean_rsa_drawn": (("draw", "image"), drawn(seed, 0.6, draws=3 * DRAWS).reshape(DRAWS, 3)),
         "mean_mismatch": mean,
-        "mean_mismatch_drawn": ("draw", drawn(seed, 0.6)),
+        "mean_mismatch_null": 0.6,
+        "mean_mismatch_null_sd": 0.01,
     }
     return xr.Dataset(data, {"image": ["query", "key", "content"]})
 

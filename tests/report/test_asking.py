@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rheoscope as rs
+from rheoscope.report import asking
 from rheoscope.report.answers import Answers
 from rheoscope.report.asking import Ask, Subject, answer, ask, with_settings
 from rheoscope.report.jobs import JOBS
@@ -158,3 +159,35 @@ def test_a_control_that_cannot_be_made_says_so_in_one_line() -> None:
     told = ask(subject(), [Ask("clusters")], controls=[none])
     assert told.knows("clusters")
     assert told.left_out == {"the untrained control": "no room for a control"}
+
+
+def test_what_the_second_thread_answers_early_is_what_is_answered_in_turn() -> None:
+    """Answers, refusals and their order are the same, whichever thread comes first."""
+    one = small()
+    own, control = Subject(one, TEXT, one.trace(TEXT)), Subject(one, TEXT, one.trace(TEXT))
+    asks = [
+        Ask("clusters"), with_settings("trajectory", space="nowhere"), Ask("purity", clusters_so_far), Ask("scores"),
+        Ask("massive_tokens"), Ask("operators"),
+    ]  # fmt: skip
+    heard: list[list[str]] = []
+    both = ask(own, asks, controls=[lambda: control], hear=lambda so_far: heard.append([*so_far.found]))
+    alone = ask(own, asks)
+    assert heard[-1] == [*alone.found]
+    assert len(heard) == len(asks)
+    assert both.left_out == alone.left_out
+    assert set(both.left_out) == {"trajectory"}
+    for name in alone.found:
+        assert both.found[name].identical(alone.found[name]), name
+
+
+def clusters_so_far(so_far: Answers) -> dict[str, Any]:
+    return {"": {"clusters": so_far.found["clusters"], "draws": 3}}
+
+
+def test_of_a_long_text_controls_are_not_asked_what_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = small()
+    own = Subject(one, TEXT, one.trace(TEXT))
+    asks = [Ask("clusters"), with_settings("geometry_kept", nearest=2)]
+    assert [sorted(c.found) for c in ask(own, asks, controls=[lambda: own]).controls] == [["clusters", "geometry_kept"]]
+    monkeypatch.setattr(asking, "LONG", len(own.trace or ()) - 1)
+    assert [sorted(c.found) for c in ask(own, asks, controls=[lambda: own]).controls] == [["clusters"]]

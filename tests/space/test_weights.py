@@ -36,7 +36,7 @@ def by_hand(x: Tensor, name: str = "x") -> str:
     held = x.numpy().tobytes()
     blocks = [held[at : at + BLOCK] for at in range(0, len(held), BLOCK)]
     told = held if len(blocks) == 1 else b"".join(hashlib.sha256(block).digest() for block in blocks)
-    return hashlib.blake2b(f"{name}{tuple(x.shape)}{x.dtype}".encode() + told, digest_size=8).hexdigest()
+    return hashlib.sha256(f"{name}{tuple(x.shape)}{x.dtype}".encode() + told).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("numbers", [1, BLOCK // 4, BLOCK // 4 + 1, 3 * BLOCK // 4 - 5])

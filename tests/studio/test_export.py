@@ -96,7 +96,7 @@ def test_the_example_is_there_before_any_model(exported: tuple[Path, str, dict[s
             if "raw" not in file:
                 assert client.get(f"/{path}").content == answer, file
         events = told(client.get(f"/api/traces/{trace}/events").text)
-        assert [name for name, _ in events if name != "known"] == ["head", *["verdict"] * 7, "done"]
+        assert [name for name, _ in events if name != "known"] == ["head", *["verdict"] * 7, "findings", "done"]
         assert json.loads(events[0][1])["id"] == trace
         assert not session.models["default"].job.over
         gate.opens.set()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -187,6 +188,27 @@ def test_everything_around_the_points(studio: tuple[Session, str], browser: Any)
         assert errors == []
 
 
+def english(page: Any, where: str) -> list[str]:
+    """Sentences that are still in English."""
+    return re.findall(r"(?:[A-Za-z]{2,} ){2,}[A-Za-z]{2,}", page.locator(where).inner_text())
+
+
+def test_what_the_server_says_is_told_in_the_language_of_the_page(studio: tuple[Session, str], browser: Any) -> None:
+    with looking(browser) as (page, errors):
+        for view in ("all:trajectory", "heads"):
+            page.goto(f"{studio[1]}#language=zh&field=scores.centred&view={view}")
+            arrived(page)
+            page.locator("#views figure, #views canvas").first.wait_for()
+            until(page, lambda: page.locator("section[data-tour=questions] .answer.waiting").count() < 7)
+            assert english(page, "main") == []
+
+        page.goto(f"{studio[1]}#language=zh&view=all:trajectory")
+        title = page.locator("#views h3 button").first
+        title.focus()  # a definition is one key away
+        page.locator(f"[id='{title.get_attribute('aria-describedby')}']").wait_for(state="visible")
+        assert errors == []
+
+
 def test_two_models_side_by_side(studio: tuple[Session, str], browser: Any) -> None:
     with looking(browser) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
@@ -256,4 +278,6 @@ def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tm
         assert "step=1" in page.url
         page.keyboard.press("ArrowDown")
         page.wait_for_selector("canvas.map")
+        page.locator("button[lang=zh-Hans]").click()
+        assert english(page, "section[data-tour=questions]") == []
         assert errors == []

@@ -12,12 +12,12 @@ export function choices(catalogue: Catalogue | null): Choice[] {
 }
 
 /** What the other axes of a field can be: names, one for each map it holds. */
-export function slicesOf(answer: Answer, field: Field): string[] {
+export function slicesOf(answer: Answer, field: Field, told: (name: string) => string = (name) => name): string[] {
   let names = ['']
   field.dims.forEach((dim, at) => {
     if (dim === 'layer' || dim === 'head') return
     const values = answer.coords[dim]?.values ?? Array.from({ length: field.shape[at]! }, (_, k) => k)
-    names = names.flatMap((name) => values.map((value) => `${name}${name && ', '}${dim} ${value}`))
+    names = names.flatMap((name) => values.map((value) => `${name}${name && ', '}${told(dim)} ${told(String(value))}`))
   })
   return names
 }

@@ -1,7 +1,7 @@
 """What heads of the same singular values, turned at random, would give: known moments, and draws of what they see.
 
 symmetry_null, mean_draws     of the weights alone: from singular values and r x r matrices
-mismatch_null, shared         of two spaces: from their rank
+mismatch_null                 of two spaces: from their rank
 turned                        of a cloud: the cloud turned instead of the heads
 """
 
@@ -88,30 +88,6 @@ def mismatch_null(rank: Float[Tensor, "*h"], width: int) -> tuple[Float[Tensor, 
     """
     mean = (1 - rank / width).clamp(min=0)
     return mean, mean * math.sqrt(2 / max(1, (width - 1) * (width + 2)))
-
-
-def shared(rank: int, width: int, shape: tuple[int, ...], generator: Generator) -> Float[Tensor, "*shape"]:
-    """‖UᵀV‖², the sum of cos² of the angles between two random spaces of a rank, drawn without the spaces.
-
-    **Source** Edelman and Sutton 2008: the corner of an even rotation has the singular values of a bidiagonal matrix of
-    independent entries, and its norm is their sum.
-
-    >>> round(float(shared(4, 16, (4000,), Generator().manual_seed(0)).mean()), 1)  # rank²/width
-    1.0
-    """
-    if 2 * rank > width:  # what two large spaces share is settled by what they leave out
-        rest = max(0, width - rank)
-        return rank - rest + shared(rest, width, shape, generator)
-    steps = torch.arange(1.0, rank + 1, dtype=torch.float64)
-    cos = _beta(steps / 2, (width - 2 * rank + steps) / 2, shape, generator)
-    over = _beta(steps / 2, (width - 2 * rank + 1 + steps) / 2, shape, generator)[..., :-1]
-    stays = torch.cat([1 - over, torch.ones_like(cos[..., :1])], -1)
-    return (cos * stays).sum(-1) + ((1 - cos[..., 1:]) * over).sum(-1)
-
-
-def _beta(a: Float[Tensor, " r"], b: Float[Tensor, " r"], shape: tuple[int, ...], generator: Generator) -> Tensor:
-    x, y = (torch._standard_gamma(one.expand(*shape, -1).contiguous(), generator=generator) for one in (a, b))
-    return x / (x + y)
 
 
 # A cloud

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.by_chance import mismatch_null, shared, turned
-from rheoscope.covers.geometry import AT_ONCE, COMPARED, Geometry, geometry, kept, rsa_errors
+from rheoscope.covers.by_chance import mismatch_null, turned
+from rheoscope.covers.geometry import AT_ONCE, COMPARED, Geometry, geometry, kept, kept_with_error
 from rheoscope.covers.reading import Read, layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -56,7 +56,7 @@ def distortion(
     `…_null` (and `…_null_sd`), and `rank`, the directions that the image reads; (layer, image): `…_projection`;
     (layer, head, raw_image): each but `collapse` as `_raw`; (layer, head, angle): `principal_angles`; (layer, head):
     `mismatch` with its null, `trace_share` (symmetry and positive share, the other two of the mismatch of Q and K, are in
-    `operators`). Over all heads: `mean_rsa` (image) and `mean_mismatch`, each with `…_drawn` (draw, …), the same of random heads.
+    `operators`). Over all heads: `mean_rsa` (image) with `mean_rsa_drawn` (draw, image), and `mean_mismatch` with its null.
 
     **Laws** M = c·I keeps everything; all but `_raw` unchanged by every move that leaves the logits unchanged and by a
     scale of M or F; `_raw` of q is the number of the query's image where D_g W_K is an isometry, and so for k and v.
@@ -83,7 +83,7 @@ def distortion(
         if progress is not None:
             progress(len(found), trace.view.layers)
     values = {name: torch.stack([one[name] for one in found]) for name in found[0]}
-    values |= together(values, trace.view.width - int(trace.view.blocks[0].norm.centred), draws, seed)
+    values |= together(values)
     values.pop("rsa_drawn", None)
     coords = {
         "layer": range(trace.view.layers),
@@ -107,13 +107,11 @@ def kernel(
     """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
     cloud, of, seen = read.hat.double(), geometry(read.hat, some), images(read.heads)
     width = cloud.shape[-1] - int(read.heads.norm.centred)
-    own, raw = (
-        torch.stack([kept(of, y, nearest) for y in clouds], 1)
-        for clouds in ([image.of(cloud) for image in seen], [cloud @ image.left for image in seen])
-    )
-    found = dict(zip(COMPARED, own.unbind(-1), strict=True))
-    if len(some) < len(cloud):
-        found["rsa_error"] = torch.stack([rsa_errors(of, image.of(cloud)) for image in seen], 1)
+    own = torch.stack([kept_with_error(of, image.of(cloud), nearest) for image in seen], 1)
+    raw = torch.stack([kept(of, cloud @ image.left, nearest) for image in seen], 1)
+    found = dict(zip((*COMPARED, "rsa_error"), own.unbind(-1), strict=True))
+    if len(some) == len(cloud):
+        del found["rsa_error"]
     found |= {f"{name}_raw": raw[..., at] for at, name in enumerate(COMPARED)}
     found |= by_chance(cloud, of, seen, nearest, turns, seed) if len(turns) else {}
     found["rank"] = torch.stack([image.rank for image in seen], -1)
@@ -209,15 +207,21 @@ def mismatch(query: Image, key: Image, width: int) -> dict[str, Tensor]:
     }
 
 
-def together(values: dict[str, Tensor], width: int, draws: int, seed: int) -> dict[str, Tensor]:
-    """Means over all heads, and the same of random heads, draw by draw."""
-    found = {"mean_rsa": values["rsa"].mean((0, 1)), "mean_mismatch": values["mismatch"].nanmean()}
-    if not draws:
-        return found
-    ranks, generator = values["rank"][..., 0].long().flatten().cpu(), torch.Generator().manual_seed(seed)
-    drawn = [1 - shared(int(r), width, (draws, int((ranks == r).sum())), generator) / r for r in ranks.unique() if r]
-    found["mean_mismatch_drawn"] = torch.cat(drawn, -1).mean(-1) if drawn else torch.full((draws,), torch.nan)
-    return found | {"mean_rsa_drawn": values["rsa_drawn"].mean((0, 2))}
+def together(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Means over all heads, and the same of random heads.
+
+    Of heads that share a key only queries are random beside each other, and a random space lies to any other as to a random one:
+    their mismatches are independent, and the spread of their mean is known.
+    """
+    there = ~values["mismatch"].isnan()
+    of_heads = {name: values[name][there] for name in ("mismatch", "mismatch_null", "mismatch_null_sd")}
+    found = {
+        "mean_rsa": values["rsa"].mean((0, 1)),
+        "mean_mismatch": of_heads["mismatch"].mean(),
+        "mean_mismatch_null": of_heads["mismatch_null"].mean(),
+        "mean_mismatch_null_sd": of_heads["mismatch_null_sd"].norm() / max(1, int(there.sum())),
+    }
+    return found | ({"mean_rsa_drawn": values["rsa_drawn"].mean((0, 2))} if "rsa_drawn" in values else {})
 
 
 OF_IMAGE = ("layer", "head", "image")
@@ -294,7 +298,12 @@ DISTORTION = Analysis(
         "mean_rsa_drawn": Field(
             ("draw", "image"), "mean of rsa over all heads, turned at random together, draw by draw", basis=True
         ),
-        "mean_mismatch": Field((), "mean of mismatch over all heads"),
-        "mean_mismatch_drawn": Field(("draw",), "mean of mismatch over all heads, of random spaces, draw by draw"),
+        "mean_mismatch": Field(
+            (), "mean of mismatch over all heads", null="mean_mismatch_null", null_sd="mean_mismatch_null_sd"
+        ),
+        "mean_mismatch_null": Field((), "the same for random spaces: the mean of 1 − r/d"),
+        "mean_mismatch_null_sd": Field(
+            (), "standard deviation of the mean of mismatch over all heads, of random spaces"
+        ),
     },
 )

@@ -294,7 +294,7 @@ def _largest(H: Float[Tensor, "k1 k"]) -> tuple[Float[Tensor, ""], Float[Tensor,
     return eigenvalues[at].abs(), condition * (rest + ROUNDING * H.norm())
 
 
-def from_others(back: Map, x: Cloud, generator: torch.Generator, probes: int = 8) -> Float[Tensor, ""]:
+def from_others(back: Map, x: Cloud, generator: torch.Generator, probes: int = 4) -> Float[Tensor, ""]:
     """‖∂T_last/∂X_others‖² / ‖∂T_last/∂X‖², by random probes of the last token's new place."""
     own, whole = x.new_zeros((), dtype=torch.float64), x.new_zeros((), dtype=torch.float64)
     for _ in range(probes):

@@ -1,5 +1,6 @@
 """The geometry of a cloud as numbers that two clouds can be compared by: distances, their ranks, neighbours, inner products."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -59,28 +60,35 @@ def pairs_of(rows: Int[Tensor, " m"], n: int) -> Bool[Tensor, "m n"]:
 
 def kept(of: Geometry, clouds: Float[Tensor, "*t n e"], nearest: int) -> Float[Tensor, "*t 6"]:
     """What each of many images keeps of a cloud, some images at a time: the numbers of COMPARED."""
-    parts = clouds.flatten(0, -3).split(max(1, AT_ONCE // of.order.numel()))
-    return torch.cat([compared(of, geometry(some, of.rows), nearest) for some in parts]).unflatten(0, clouds.shape[:-2])
+    return torch.cat([compared(of, some, nearest) for some in _parts(of, clouds)]).unflatten(0, clouds.shape[:-2])
 
 
-def rsa_errors(of: Geometry, clouds: Float[Tensor, "*t n e"]) -> Float[Tensor, "*t"]:
-    """How far the `rsa` of each image may be off because only some rows were looked at: its standard error, 0 for all rows.
+def kept_with_error(of: Geometry, clouds: Float[Tensor, "*t n e"], nearest: int) -> Float[Tensor, "*t 7"]:
+    """The same, and behind it how far `rsa` may be off."""
+    both = [torch.cat([compared(of, x, nearest), rsa_error(of, x)[:, None]], -1) for x in _parts(of, clouds)]
+    return torch.cat(both).unflatten(0, clouds.shape[:-2])
+
+
+def _parts(of: Geometry, clouds: Float[Tensor, "*t n e"]) -> Iterator[Geometry]:
+    for some in clouds.flatten(0, -3).split(max(1, AT_ONCE // of.order.numel())):
+        yield geometry(some, of.rows)
+
+
+def rsa_error(of: Geometry, image: Geometry) -> Float[Tensor, "*t"]:
+    """How far the `rsa` of an image may be off because only some rows were looked at: its standard error, 0 for all rows.
 
     **Formula** a correlation of unit ranks a, b is a sum over rows of Σ_j a_j b_j; by its influence, Σ_j a_j b_j − ρ (a_j² + b_j²)/2,
     rows vary around the whole, and m of n are drawn without replacement: variance m/(m − 1) (1 − m/n) Σ influence².
     """
     m, n = of.order.shape[-2:]
     if m == n:
-        return clouds.new_zeros(clouds.shape[:-2], dtype=torch.float64)
+        return image.ranks.new_zeros(image.ranks.shape[:-1])
     row = torch.arange(m, device=of.rows.device)[:, None].expand(m, n)[pairs_of(of.rows, n)]
-    errors = []
-    for some in clouds.flatten(0, -3).split(max(1, AT_ONCE // of.order.numel())):
-        ranks = geometry(some, of.rows).ranks
-        rho = (ranks @ of.ranks)[..., None]
-        influence = ranks * of.ranks - rho * (ranks.square() + of.ranks.square()) / 2
-        of_row = ranks.new_zeros(len(ranks), m).index_add_(-1, row, influence)
-        errors.append((of_row.square().sum(-1) * m / (m - 1) * (1 - m / n)).sqrt())
-    return torch.cat(errors).unflatten(0, clouds.shape[:-2])
+    ranks = image.ranks
+    rho = (ranks @ of.ranks)[..., None]
+    influence = ranks * of.ranks - rho * (ranks.square() + of.ranks.square()) / 2
+    of_row = ranks.new_zeros(*ranks.shape[:-1], m).index_add_(-1, row, influence)
+    return (of_row.square().sum(-1) * m / (m - 1) * (1 - m / n)).sqrt()
 
 
 def compared(of: Geometry, image: Geometry, nearest: int) -> Float[Tensor, "*t 6"]:

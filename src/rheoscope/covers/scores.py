@@ -67,17 +67,13 @@ def scores(
 
 
 def kernel(heads: Heads, x: Float[Tensor, "n d"], kept: Bool[Tensor, " n"]) -> dict[str, Float[Tensor, " h"]]:
-    """All numbers of one layer: parts of the scores one head at a time, so that one (n, n) table of each exists."""
+    """All numbers of one layer."""
     allowed = permitted(heads, len(x), x.device) & kept & kept[:, None]
     queries, keys = sides(heads, x, kept)
-    found: dict[str, list[Tensor]] = {name: [] for name in (*SHARES, "spread")}
-    for head in range(heads.count):
-        parts = parts_of(heads, queries[:, head : head + 1], keys[:, head : head + 1])
-        shares, spread = shares_of(parts, allowed)
-        for name, value in zip((*SHARES, "spread"), (*shares, spread), strict=True):
-            found[name].append(value)
-    return {name: torch.stack(values) for name, values in found.items()} | {
-        "positive_share_cloud": positive_share(Factored(queries[0][:, kept], keys[0][:, kept].mT))
+    shares, spread = shares_of(*placed(heads, queries, keys), allowed)
+    return dict(zip(SHARES, shares.mT, strict=True)) | {
+        "spread": spread,
+        "positive_share_cloud": positive_share(Factored(queries[0][:, kept], keys[0][:, kept].mT)),
     }
 
 
@@ -109,27 +105,41 @@ def side(norm: Norm, cloud: Float[Tensor, "c n d"], W: Tensor, b: Tensor | None,
     return parts * scale * (1.0 if then.gain is None else then.gain.to(W))
 
 
-def parts_of(heads: Heads, q: Parts, k: Parts) -> Float[Tensor, "5 n n"]:
-    """The five parts of the scores of one head; together they are its scores before cap and position bias."""
+def placed(heads: Heads, q: Parts, k: Parts) -> tuple[Parts, Parts]:
+    """Queries and keys at their positions."""
     at = positions(q.shape[-2], k.shape[-2], q.device)
-    q, k = (heads.mechanism.position.place(side, there)[:, 0] for side, there in zip((q, k), at, strict=True))
+    q, k = (heads.mechanism.position.place(side, there) for side, there in zip((q, k), at, strict=True))
+    return q, k
+
+
+def pairs_of(q: Float[Tensor, "part *h n k"], k: Float[Tensor, "part *h m k"]) -> list[tuple[Tensor, Tensor]]:
+    """The five parts a bᵀ of the scores; together they are the scores before cap and position bias."""
     token = q[:2].sum(0)
-    pairs = [(q[0], k[0]), (q[1], k[0]), (token, k[1]), (q[2], k[:2].sum(0)), (token + q[2], k[2])]
-    return torch.stack([a @ b.mT for a, b in pairs])
+    return [(q[0], k[0]), (q[1], k[0]), (token, k[1]), (q[2], k[:2].sum(0)), (token + q[2], k[2])]
 
 
-def shares_of(
-    parts: Float[Tensor, "5 n n"], allowed: Bool[Tensor, "n n"]
-) -> tuple[Float[Tensor, " 5"], Float[Tensor, ""]]:
-    """Shares of the variance along rows, and its root: cov(part, whole) / var(whole), over the permitted keys."""
-    count = allowed.sum(-1, keepdim=True).clamp(min=1)
-    seen = torch.where(allowed, parts, 0)
-    along = torch.where(allowed, seen - seen.sum(-1, keepdim=True) / count, 0)
-    whole = along.sum(0)
-    variance = whole.square().sum()
-    rounding = allowed.sum() * (10 * torch.finfo(parts.dtype).eps * parts.abs().amax()).square()
-    shares = torch.where(variance > rounding, (along * whole).sum((-2, -1)) / variance.clamp(min=1e-30), 0)
+def shares_of(q: Parts, k: Parts, allowed: Bool[Tensor, "n n"]) -> tuple[Float[Tensor, "h 5"], Float[Tensor, " h"]]:
+    """Shares of the variance along rows, and its root: cov(part, whole) / var(whole), over the permitted keys.
+
+    With W the whole scores less their mean along each row, Σ cov(abᵀ, W) = Σ_i ⟨a_i, (Wb)_i⟩: the table of a part is never made.
+    """
+    k = k - k.mean(-2, keepdim=True)  # adds a constant to every row, which softmax cannot see
+    found = [covariances(q[:, head], k[:, head], allowed) for head in range(q.shape[1])]
+    along, variance = (torch.stack(each) for each in zip(*found, strict=True))
+    largest = (q.norm(dim=-1).amax(-1) * k.norm(dim=-1).amax(-1)).amax(0)
+    rounding = allowed.sum() * (10 * torch.finfo(q.dtype).eps * largest).square()
+    shares = torch.where((variance > rounding)[:, None], along / variance.clamp(min=1e-30)[:, None], 0)
     return shares, (variance / allowed.sum().clamp(min=1)).sqrt()
+
+
+def covariances(
+    q: Float[Tensor, "part n k"], k: Float[Tensor, "part n k"], allowed: Bool[Tensor, "n n"]
+) -> tuple[Float[Tensor, " 5"], Float[Tensor, ""]]:
+    """Σ cov(part, whole) of the five parts of one head, and Σ var(whole)."""
+    whole = torch.where(allowed, q.sum(0) @ k.sum(0).mT, 0)
+    mean = whole.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp(min=1)
+    W = torch.where(allowed, whole - mean, 0)
+    return torch.stack([(a * (W @ b)).sum() for a, b in pairs_of(q, k)]), W.square().sum()
 
 
 def permitted(heads: Heads, n: int, device: torch.device) -> Bool[Tensor, "n n"]:

@@ -107,12 +107,17 @@ def of_names(label: Int[Tensor, "p t"], names: Int[Tensor, " t"], draws: int, se
 
 
 def pure(label: Int[Tensor, " n"], names: Int[Tensor, "draw n"]) -> Float[Tensor, " draw"]:
-    """Purity of one clustering under many namings at once."""
-    cluster = label.unique(return_inverse=True)[1]
+    """Purity of one clustering under many namings at once; a type alone in its cluster is pure under any."""
+    _, cluster, sizes = label.unique(return_inverse=True, return_counts=True)
+    together = sizes[cluster] > 1
+    alone = int((~together).sum())
+    if alone == len(label):
+        return torch.ones(len(names), dtype=torch.float64)
+    cluster, names = cluster[together].unique(return_inverse=True)[1], names[:, together]
     clusters, kinds = int(cluster.max()) + 1, int(names.max()) + 1
-    counts = torch.zeros(len(names), clusters * kinds, dtype=torch.float64)
-    counts.scatter_add_(1, cluster * kinds + names, torch.ones(names.shape, dtype=torch.float64))
-    return counts.unflatten(1, (clusters, kinds)).amax(-1).sum(-1) / len(label)
+    counts = torch.zeros(len(names), clusters * kinds, dtype=torch.int32)
+    counts.scatter_add_(1, cluster * kinds + names, torch.ones(names.shape, dtype=torch.int32))
+    return (counts.unflatten(1, (clusters, kinds)).amax(-1).sum(-1) + alone).double() / len(label)
 
 
 def anywhere(table: Float[Tensor, "p by draws"]) -> Float[Tensor, " by"]:

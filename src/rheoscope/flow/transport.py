@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXACT = 2048
 """Tokens up to which the assignment is solved; a cost matrix of float64 has 32 MiB there."""
 FEW = 4
-"""Draws of pairs of clouds other than the first and the last, whose nulls decide nothing, and of all where assignments are dear."""
+"""Draws where assignments are dear."""
 Cloud = Float[Tensor, "n d"]
 
 
@@ -37,6 +37,7 @@ def transport(
     grain: str = "layer",
     strides: Sequence[int] | None = None,
     draws: int = 100,
+    between: int = FEW,
     seed: int = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -57,7 +58,8 @@ def transport(
     reads what comes next (an encoder) has no `toward_next` and no `next_type_share`: `attrs["next"]` says so, and else which
     words stand for the next token.
 
-    **Takes** `draws` for the whole way; pairs of clouds between have 4 at most, and so has everything beyond 2048 tokens.
+    **Takes** `draws` for the whole way; pairs of clouds between, whose nulls decide nothing, have `between` of them at most (0: no
+    null, NaN). Beyond 2048 tokens nothing has more than 4.
 
     **Laws** κ ≤ 1; W₂² ≤ identity cost; W₂ obeys the triangle inequality, so straightness lies in [0, 1]; unchanged by a turn
     and a shift of E; displacements that have nothing to do with places lie within both nulls.
@@ -75,7 +77,11 @@ def transport(
     points, last = seen.points.double(), len(seen) - 1
     draws = draws if points.shape[1] <= EXACT else min(draws, FEW)
     strides = powers(last) if strides is None else _checked(strides, last)
-    attributes = {"draws": draws, "seed": seed, "next": next_words(trace)} | method(points, seed) | seen.attributes
+    attributes = (
+        {"draws": draws, "between": between, "seed": seed, "next": next_words(trace)}
+        | method(points, seed)
+        | seen.attributes
+    )
     coords = {
         "point": list(seen.steps),
         "step": list(seen.steps[1:]),
@@ -83,7 +89,7 @@ def transport(
         "word": ("token", seen.words),
         "stride": list(strides),
     }
-    values = kernel(points, strides, draws, seed, progress)
+    values = kernel(points, strides, draws, min(between, draws), seed, progress)
     values |= destinations(seen, values["partner"], draws, seed)
     there = values if draws else {name: x for name, x in values.items() if "_null" not in name and "_drawn" not in name}
     return TRANSPORT.answer(there, coords, attributes)
@@ -116,6 +122,7 @@ def kernel(
     points: Float[Tensor, "p n d"],
     strides: Sequence[int],
     draws: int,
+    between: int,
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
@@ -123,7 +130,7 @@ def kernel(
     last, moves = len(points) - 1, {}
     pairs = [(stride, at) for stride in {*strides, last} for at in range(last - stride + 1)]
     for done, (stride, at) in enumerate(pairs):
-        number = draws if stride == last else min(draws, FEW)
+        number = draws if stride == last else between
         moves[stride, at] = moved(points[at], points[at + stride], number, seed)
         if progress is not None:
             progress(done + 1, len(pairs))
@@ -173,6 +180,8 @@ def by_tables(
     x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"], same: Bool[Tensor, "n n"]
 ) -> tuple[list[float], list[float]]:
     """The same from ⟨x_i, x_j⟩ and ⟨x_i, Δ_j⟩ alone: what a permutation can change of any cost is −2⟨x_i, z_j⟩, z = x + Δ_π."""
+    if not len(orders):
+        return [], []
     shift = float((y.mean(0) - x.mean(0)).square().sum())
     y, x = y - y.mean(0), x - x.mean(0)
     by, rows = y - x, torch.arange(len(x))

@@ -120,10 +120,10 @@ def choose(logits: Logits, temperature: float, top_k: int | None, top_p: float |
     """
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits.float()
-    logits = (
-        logits - logits.amax(-1, keepdim=True)
-    ) / temperature  # the largest stays 0, however small the temperature is
+    below = logits.float() - logits.float().amax(-1, keepdim=True)
+    logits = torch.where(
+        below < 0, below / temperature, 0
+    )  # the largest stays 0, though the temperature be 0 in float32
     if top_k is not None:
         logits = among_best(logits, top_k)
     if top_p is not None:

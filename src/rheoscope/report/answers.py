@@ -49,6 +49,11 @@ class Answers:
     def with_answer(self, key: str, dataset: "xarray.Dataset") -> "Answers":
         return replace(self, found=self.found | {key: dataset})
 
+    def joined(self, other: "Answers") -> "Answers":
+        """The same with what others found, or left out."""
+        failed = tuple(dict.fromkeys((*self.failed, *other.failed)))
+        return replace(self, found=self.found | other.found, left_out=self.left_out | other.left_out, failed=failed)
+
     def without(self, key: str, reason: str) -> "Answers":
         return replace(self, left_out=self.left_out | {key: reason})
 

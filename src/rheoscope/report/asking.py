@@ -88,7 +88,8 @@ def ask(
     """Ask everything; an analysis that refuses this text, or fails, is left out with its reason and takes no other with it.
 
     `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
-    `controls` make the same text in untrained models; they are asked what `CONTROLLED` says, without nulls, in a thread of their own.
+    `controls` make the same text in untrained models; they are asked what `CONTROLLED` says, without nulls, in a thread of their own,
+    which then asks of the text what comes last.
     `by` answers of the text itself, where not `answer` does: one that remembers what was asked before.
 
     >>> import rheoscope as rs
@@ -97,9 +98,14 @@ def ask(
     ['clusters']
     """
     so_far = begun(subject, nulls)
-    with controlled(controls, asks) as known:
+    by = by or answer
+    with _second_thread() as submit:
+        known = controlled(controls, [one for one in asks if _controls(one.name, subject)], submit)
+        alone = [one for one in reversed(asks) if known and one.name not in ON_OTHERS]
+        early = {one.name: submit(_asked, subject, one, so_far, None, by) for one in alone}
         for one in asks:
-            so_far = _asked(subject, one, so_far, tell, by or answer)
+            waits = one.name not in early or early[one.name].cancel()  # nobody has begun
+            so_far = _asked(subject, one, so_far, tell, by) if waits else so_far.joined(early[one.name].result())
             if one.name in known:
                 so_far = _with_controls(so_far, known[one.name])
             hear(so_far)
@@ -115,6 +121,18 @@ CONTROLLED = {
     "agreement": 1, "distortion": 1, "energy": 1, "transport": 1, "fixed_point": 1, "clusters": MOST, "geometry_kept": MOST,
 }  # fmt: skip
 """What untrained controls are asked, and how many of them: one stands beside a number, several are a null of their own."""
+LONG = 256
+"""Tokens from which on less is asked of the dearest analyses."""
+OF_SHORT = ("distortion", "energy", "fixed_point", "geometry_kept")
+"""What controls are not asked of a long text."""
+ON_OTHERS = ("purity", "distorted_pairs", "score_attribution")
+"""What is asked by the answer of another analysis, so that it must wait for it."""
+
+
+def _controls(name: str, subject: Subject) -> int:
+    """How many controls an analysis is asked of."""
+    is_long = subject.trace is not None and len(subject.trace) > LONG
+    return 0 if is_long and name in OF_SHORT else CONTROLLED.get(name, 0)
 
 
 Known = tuple[tuple[Subject, Answers], ...]
@@ -122,21 +140,26 @@ Known = tuple[tuple[Subject, Answers], ...]
 
 
 @contextmanager
-def controlled(controls: Beside, asks: Sequence[Ask]) -> "Iterator[dict[str, Future[Known]]]":
-    """What the controls say, by the name of the analysis: asked one after the other on a core that the text itself leaves idle."""
-    names = [one for one in asks if one.name in CONTROLLED]
-    if not controls or not names:
-        yield {}
-        return
+def _second_thread() -> "Iterator[Callable[..., Future[Any]]]":
+    """Does one thing after the other on a core that the text itself leaves idle; what has not begun at the end is dropped."""
     background = ThreadPoolExecutor(1)
     try:
-        last: Future[Known] = background.submit(tuple)
-        known: dict[str, Future[Known]] = {}
-        for one in names:
-            last = known[one.name] = background.submit(_further, last, one, controls)
-        yield known
+        yield background.submit
     finally:
         background.shutdown(cancel_futures=True)
+
+
+def controlled(
+    controls: Beside, asks: Sequence[Ask], submit: "Callable[..., Future[Any]]"
+) -> "dict[str, Future[Known]]":
+    """What the controls say, by the name of the analysis."""
+    if not controls or not asks:
+        return {}
+    last: Future[Known] = submit(tuple)
+    known: dict[str, Future[Known]] = {}
+    for one in asks:
+        last = known[one.name] = submit(_further, last, one, controls)
+    return known
 
 
 def _further(before: "Future[Known]", one: Ask, controls: Beside) -> Known:

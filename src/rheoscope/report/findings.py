@@ -12,7 +12,7 @@ import numpy as np
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.statement import LEVEL, Statement, corrected, from_draws, from_moments, from_units
-from rheoscope.report.tell.short import fixed, plural
+from rheoscope.report.tell.short import fixed
 from rheoscope.report.tokens import shown
 
 if TYPE_CHECKING:
@@ -179,14 +179,14 @@ def symmetric_agree(answers: Answers) -> Statement | None:
 
 def mismatch(answers: Answers) -> Statement | None:
     heads = answers.found.get("distortion")
-    if heads is None or "mean_mismatch_drawn" not in heads:
+    if heads is None:
         return None
-    value, null = float(heads.mean_mismatch), heads.mean_mismatch_drawn.values
+    value, null, spread = (float(heads[f"mean_mismatch{part}"]) for part in ("", "_null", "_null_sd"))
     text = (
-        f"Queries and keys read spaces that lie {'nearer' if value < null.mean() else 'further'} than those of heads turned at random: "
-        f"mean sin² of their angles {fixed(value)}, turned {fixed(null.mean())}."
+        f"Queries and keys read spaces that lie {'nearer' if value < null else 'further'} than those of heads turned at random: "
+        f"mean sin² of their angles {fixed(value)}, turned {fixed(null)}."
     )
-    return from_draws(text, "distortion", value, null)
+    return from_moments(text, "distortion", value, null, spread)
 
 
 def stacked(answers: Answers) -> Statement | None:
@@ -220,11 +220,8 @@ def sentences(told: Sequence[Statement], tested: int) -> list[str]:
     """
     if not tested:
         return ["No number of this text could be held against chance."]
-    held = f"{plural(tested, 'number')} {'was' if tested == 1 else 'were'} held against chance"
+    held = "1 number was held against chance" if tested == 1 else f"{tested:,} numbers were held against chance"
     if not told:
-        return [f"{held}; {'it did not beat its' if tested == 1 else 'none beat its'} null."]
+        return [f"{held}; it did not beat its null." if tested == 1 else f"{held}; none beat its null."]
     lines = [f"{one.text} (q {'< .001' if one.q < 1e-3 else f'{one.q:.1g}'})" for one in told]
-    return [
-        *lines,
-        f"{held}; q is the chance that noise gets any sentence as sure as this.",
-    ]
+    return [*lines, f"{held}; q is the chance that noise gets any sentence as sure as this."]

@@ -4,17 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Ask, Settings, with_settings
+from rheoscope.report.asking import LONG, Ask, Settings, with_settings
 from rheoscope.report.tell import agreement
 from rheoscope.shapes import RheoscopeError
 
-DRAWS = 20
+DRAWS = 12
 """Random heads that each head is compared with in the main report; `rheoscope covers --draws` takes more."""
-LONG = 256
-"""Tokens from which on the main report asks less of the dearest analyses: a part of the tokens, fewer draws, one layer."""
-QUERIES, ROWS, FEW = 64, 16, 5
+QUERIES, ROWS, FEW = 32, 8, 5
 """Of a long text: queries that agreement looks at, tokens whose distances to all others distortion looks at, draws."""
-TURNS = 6
+TURNS = 5
 """How often all heads are turned at random to see what they then keep of the distances."""
 
 
@@ -71,12 +69,12 @@ def is_long(answers: Answers) -> bool:
 
 
 def _transport(answers: Answers) -> dict[str, Settings]:
-    """Of a long text the way layer by layer and the whole way, with few draws: Student's law needs no more."""
-    return {"": {"strides": sorted({1, answers.view.layers}), "draws": FEW} if is_long(answers) else {}}
+    """Of a long text the way layer by layer and the whole way, with few draws of that: Student's law needs no more."""
+    return {"": {"strides": sorted({1, answers.view.layers}), "draws": FEW, "between": 0} if is_long(answers) else {}}
 
 
 def _fixed_point(answers: Answers) -> dict[str, Settings]:
-    iterations = 6 if is_long(answers) else 10
+    iterations = 4 if is_long(answers) else 6
     return {"": {"iterations": iterations, "times": 1, "layers": some_layers(answers)}}
 
 

@@ -40,10 +40,10 @@ def settle_half_precision() -> None:
 def fingerprint(network: Any, config: str = "", progress: Progress | None = None) -> str:
     """A hash of every weight (16 hex digits) and of what a config says: the same one is the same model.
 
-    BLAKE2b of names, shapes, dtypes and bytes; a weight longer than `BLOCK` gives the SHA-256 of each block instead, which
-    all cores compute at once. A tied weight is read once.
+    SHA-256 of names, shapes, dtypes and bytes, for which processors have instructions; a weight longer than `BLOCK` gives that of
+    each block instead, which all cores compute at once. A tied weight is read once.
     """
-    digest, held = hashlib.blake2b(config.encode(), digest_size=8), sorted(network.state_dict().items())
+    digest, held = hashlib.sha256(config.encode()), sorted(network.state_dict().items())
     done, total, known = 0, sum(x.nbytes for _, x in held), dict[Any, bytes]()
     with ThreadPoolExecutor() as pool:
         for name, x in held:
@@ -57,7 +57,7 @@ def fingerprint(network: Any, config: str = "", progress: Progress | None = None
             done += x.nbytes
             if progress is not None:
                 progress(done, total)
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
 
 
 def _bytes(x: Tensor) -> Any:

@@ -8,6 +8,7 @@ import torch
 from rheoscope import __version__
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report.answers import Answers
+from rheoscope.report.findings import findings, sentences
 from rheoscope.report.tell.questions import note
 from rheoscope.report.tokens import printable, shown
 from rheoscope.report.verdicts import QUESTIONS, Question
@@ -34,7 +35,6 @@ def of_state(session: "Session", models: list[dict[str, Any]], model: str, examp
         "model": model,
         "example": example,
         "limits": {"tokens": limits.tokens, "text_bytes": limits.text_bytes, "jobs": limits.jobs},
-        "languages": ["en", "zh"],
     }
 
 
@@ -111,10 +111,16 @@ def of_verdict(question: Question, answers: Answers) -> dict[str, Any]:
 
 
 def of_verdicts(answers: Answers) -> dict[str, Any]:
-    """All answers that can be given by now."""
+    """All answers that can be given by now, and what else was found."""
     told = [of_verdict(one, answers) for one in QUESTIONS if answers.asked(*one.needs)]
-    said = note(answers)[0]
-    return {"verdicts": told, "note": getattr(said, "note", "")}
+    return {"verdicts": told} | of_findings(answers)
+
+
+def of_findings(answers: Answers) -> dict[str, Any]:
+    """What else beats its null, how much was held against chance, and what the answers stand beside."""
+    told, tested = findings(answers)
+    rows = [{"text": one.text, "analysis": one.analysis, "q": one.q} for one in told]
+    return {"findings": rows, "held": sentences(told, tested)[-1], "note": getattr(note(answers)[0], "note", "")}
 
 
 def of_catalogue() -> dict[str, Any]:

@@ -229,6 +229,8 @@ class Session:
         for one in wanted:
             if one.name not in told:
                 job.log.tell("verdict", **facts.of_verdict(one, so_far))
+        if questions is None:
+            job.log.tell("findings", **facts.of_findings(so_far))
 
     def asks(self, entry: Entry, questions: Collection[str] | None) -> list[Ask]:
         """What the questions need; where none is named, everything that the report of a text asks."""

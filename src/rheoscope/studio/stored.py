@@ -34,8 +34,10 @@ class Stored:
         """What was told while it was asked, as far as an export keeps it."""
         log, own = Log(), self.folder / "api" / "traces" / self.id
         log.tell("head", **json.loads(own.with_suffix(".json").read_text(encoding="utf-8")))
-        for one in json.loads((own / "verdicts.json").read_text(encoding="utf-8"))["verdicts"]:
+        found = json.loads((own / "verdicts.json").read_text(encoding="utf-8"))
+        for one in found.pop("verdicts"):
             log.tell("verdict", **one)
+        log.tell("findings", **found)
         for file in sorted((own / "analyses").glob("*.bin")):
             log.tell("known", name=file.stem)
         log.tell("done")

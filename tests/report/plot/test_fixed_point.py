@@ -9,7 +9,7 @@ from tests.report.plot.cases import cells, found, lines, titled
 def test_fixed_points_of_the_chosen_layers() -> None:
     dataset = found("fixed_point")
     curves = lines(titled("fixed_point", "Jacobian"))
-    assert curves["radius"].y == pytest.approx(dataset.jacobian_radius.values)
+    assert curves["spectral radius"].y == pytest.approx(dataset.jacobian_radius.values)
     assert titled("fixed_point", "Jacobian").x.names == ("L0", "L2", "L5")
     turned = lines(titled("fixed_point", "How far directions turn"))
     assert turned["displacements permuted"].y == pytest.approx(dataset.turn_null.values)

@@ -1,5 +1,7 @@
 """Every analysis of the catalogue has a picture that all three hands draw: its own, and the one that follows from its fields."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -7,11 +9,13 @@ from rheoscope import catalogue
 from rheoscope.report.draw.inline import figures
 from rheoscope.report.draw.notebook import in_notebook
 from rheoscope.report.drawing import picture_of
-from rheoscope.report.picture import Cells, Line
+from rheoscope.report.picture import Cells, Line, Picture
 from rheoscope.report.plot import fields
 from rheoscope.report.plot.heads import COLOURS
+from rheoscope.report.tokens import shown
 from tests.report.parts import Parts
-from tests.report.plot.cases import by_three_hands, drawn, found, model, on_a_page, planted
+from tests.report.plot.cases import GROUPS, TEXT, by_three_hands, drawn, found, model, on_a_page, planted
+from tests.studio.tongue import LANGUAGES, Tongue, said_in
 
 DRAWN = [name for name in catalogue.names() if "draws" in catalogue.analysis(name).settings]
 NAMES = [*catalogue.names(), *(["each_head"] if "surgery" in catalogue.TABLE else [])]
@@ -29,6 +33,31 @@ def test_what_follows_from_the_fields_tells_them_all(name: str) -> None:
     on_a_page(picture)
     told = picture.caption + "".join(panel.title + panel.about for panel in picture.panels)
     assert all(fields.in_words(field) in told for field in fields.own_fields(found(name)))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_word_of_a_picture_is_known_in_every_language(name: str, language: str) -> None:
+    """All but what the text, the model and the settings bring: tokens, words asked about."""
+    left = {text for text in texts_of(drawn(name, words=model().words)) if tongue(language).best(text)[1] >= 1}
+    assert not left, f"{language}.ts does not say all of:\n" + "\n".join(sorted(left))
+
+
+@cache
+def tongue(language: str) -> Tongue:
+    words = {shown(token) for token in model().trace(TEXT).tokens} | {"bank", "bat", *GROUPS, "The keys", "A dog"}
+    return Tongue({word: word for word in words} | said_in(language) | {"{n} {0}": "{n} {0}"})
+
+
+def texts_of(picture: Picture) -> set[str]:
+    """What stands on a picture, but for words on it and in its squares, which are tokens."""
+    said = {picture.title, picture.caption}
+    for panel in picture.panels:
+        said |= {panel.title, panel.about, panel.x.label, panel.y.label, *panel.x.names, *panel.y.names}
+        for mark in panel.marks:
+            tips = [tip for row in mark.tips for tip in row] if isinstance(mark, Cells) else getattr(mark, "tips", ())
+            said |= {getattr(mark, "name", ""), getattr(mark, "tip", ""), *tips}
+    return said
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.tell.text import TITLE, lead, left_out, massive, model_line, provenance, title, tokens
+from rheoscope.report.usual import DRAWS
 from tests.report.cases import TEXT, model, told
 
 
@@ -53,5 +54,5 @@ def test_provenance_has_the_weights_and_every_setting_but_not_the_text() -> None
     facts = provenance(told()).facts
     assert facts["weights"] == str(model().view.facts["weights"])
     assert facts["clusters: angle"] == str(told().found["clusters"].attrs["angle"])
-    assert facts["agreement: draws"] == "20"
+    assert facts["agreement: draws"] == str(DRAWS)
     assert "text" not in facts

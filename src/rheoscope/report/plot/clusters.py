@@ -65,8 +65,10 @@ def of_types(dataset: "xarray.Dataset") -> Panel:
         Line("in the embedding", at, [count[0]] * len(names), "null", "dashed"),
         Line("clusters of types", at, count, "second"),
     )
-    about = f"{dataset.type_cluster_count.attrs['definition']}; {types} types. In the end the flow {dataset.type_flow.values[-1]}"
-    about += f" ({dataset.type_flow.attrs['definition']})."
+    about = (
+        f"{dataset.type_cluster_count.attrs['definition']}; {types} types. In the end the flow {dataset.type_flow.values[-1]} "
+        f"({dataset.type_flow.attrs['definition']})."
+    )
     return Panel("Clusters of types", about, lines, Axis("", names), Axis(low=0.0))
 
 
@@ -159,7 +161,8 @@ def blocks(
     for at, floor in enumerate(floors):
         for name, (low, high) in floor.items():
             members = [words[i] for i in np.flatnonzero(label[at] == name)]
-            said = f"{names[at]}: {'alone, ' if name == ALONE else 'a cluster of'} {listed(members)}"
+            who = listed(members)
+            said = f"{names[at]}: alone, {who}" if name == ALONE else f"{names[at]}: a cluster of {who}"
             x, y = [at - 0.09, at + 0.09, at + 0.09, at - 0.09], [low, low, high, high]
             drawn.append(Shape("", x, y, colour_of_cluster(name), 0.45 if name == ALONE else 1.0, said))
     return drawn
@@ -170,5 +173,10 @@ def colour_of_cluster(name: int) -> str:
 
 
 def listed(words: list[str], most: int = 12) -> str:
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return f"{len(words)} token{'s' * (len(words) != 1)}: {' '.join(words[:most])}{more}"
+    """How many tokens there are, and the first of them.
+
+    >>> listed(["a", "b"]), listed(["a", "b"], most=1)
+    ('2 tokens: a b', '2 tokens: a and 1 more')
+    """
+    first, rest = f"{len(words)} token{'s' * (len(words) != 1)}: {' '.join(words[:most])}", len(words) - most
+    return f"{first} and {rest} more" if rest > 0 else first

@@ -44,8 +44,8 @@ def jacobian(dataset: "xarray.Dataset") -> Panel:
     at = range(dataset.sizes["layer"])
     lines = (
         Line("neither grows nor shrinks", at, [1.0] * len(at), "null", "dashed"),
-        Line("norm", *_over(dataset, "jacobian_norm"), "second"),
-        Line("radius", *_over(dataset, "jacobian_radius"), "first"),
+        Line("spectral norm", *_over(dataset, "jacobian_norm"), "second"),
+        Line("spectral radius", *_over(dataset, "jacobian_radius"), "first"),
         *_untrained(dataset, "jacobian_norm", "second"),
         *_untrained(dataset, "jacobian_radius"),
     )
