@@ -5,27 +5,40 @@
 The server runs in this process (uvicorn, a thread), its clients beside it, so that both share the cores: what is printed is an
 upper bound. Bars: first answers < 1 s; a text of 64 tokens to its points < 2 s; an edit of one head < 1.5 s; what a page needs to
 draw 1024 tokens < 4 MB; under load no error, no client with another's answer, memory back within 10 %.
+
+Where Playwright, Chromium and the built page are: the stored example stands on the page < 1 s after it was asked for, and
+a frame of 1024 tokens that move through 24 half-layers takes <= 20 ms of script. Script is what Chromium counts as such (the whole
+page's, every frame); WebGL is drawn by software there, in another process, and not counted.
 """
 
 import asyncio
 import itertools
+import json
+import os
 import random
+import shutil
 import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx2
+import torch
 import uvicorn
 from timing import arguments, keep
 
+import rheoscope as rs
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
-from rheoscope.studio.session import Limits
-from rheoscope.studio.starting import Opening, address, bound, opened
+from rheoscope.studio.session import Limits, Session
+from rheoscope.studio.sources import Sources
+from rheoscope.studio.starting import FIRST, address, bound, opened
 from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
 
 WORDS = (
@@ -54,11 +67,16 @@ def text(words: int, at: int) -> str:
     return f"{at}: " + " ".join(draw.choice(WORDS) for _ in range(words))
 
 
+def default() -> Session:
+    return opened(FIRST, Limits(controls=0, kept_bytes=50_000_000))
+
+
 @contextmanager
-def serving() -> Iterator[tuple[str, Any]]:
-    """A server with the default model, and what it holds."""
-    session, listening = opened(Opening(), Limits(controls=0, kept_bytes=50_000_000)), bound("127.0.0.1", 0)
-    app = create(session, Rules(), stored=stored_in(STATIC / EXAMPLE))
+def serving(begin: Callable[[], Session] = default) -> Iterator[tuple[str, Any]]:
+    """A server with a model, the default one unless another is given, and what it holds."""
+    session, listening = begin(), bound("127.0.0.1", 0)
+    page = STATIC if (STATIC / "index.html").exists() else None
+    app = create(session, Rules(), page, stored_in(STATIC / EXAMPLE) if begin is default else None)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -113,6 +131,104 @@ def payload(client: httpx2.Client, words: int) -> dict[str, object]:
     size = sum(len(client.get(f"{own}{end}").raise_for_status().content) for end in ("", "/points", "/weights/0/0"))
     tokens = len(client.get(own).json()["tokens"])
     return {"what": f"payload of {tokens} tokens", "bytes": size, "bar": 4_000_000}
+
+
+# In a browser
+
+SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")
+"""WebGL without a graphics card."""
+PLAIN = ("--disable-gpu", "--no-sandbox")
+"""No WebGL: the page draws its cloud on a plain canvas, and nothing waits for a renderer that no user has."""
+COUNT = "() => { window.frames_seen = 0; const count = () => { window.frames_seen++; requestAnimationFrame(count) }; count() }"
+
+
+def browser_of() -> tuple[Any, str] | str:
+    """Playwright and where Chromium is, or what is missing."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return "no Playwright here"
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = os.environ.get("RHEOSCOPE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        return "no Chromium here"
+    return (sync_playwright, found) if (STATIC / "index.html").exists() else "the page is not built; type make studio"
+
+
+def deep(layers: int) -> Session:
+    """An untrained model of so many layers, narrow: the page draws three directions of it, however many there are."""
+
+    def load(source: str | None, untrained: bool = False, progress: Any = None) -> Any:
+        torch.manual_seed(0)
+        shipped = rs.load()
+        size = Config(shipped.view.embed.shape[0], width=32, depth=layers, heads=4, hidden=64, context=1024)
+        return rs.load(Transformer(size), tokenizer=shipped.tokenizer)
+
+    session = Session(load, Sources(), Limits(controls=0))
+    session.open("default")
+    return session
+
+
+@contextmanager
+def looking(found: tuple[Any, str], flags: Sequence[str]) -> Iterator[Any]:
+    start, chromium = found
+    with start() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=list(flags))
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(60_000)
+        try:
+            yield page
+        finally:
+            browser.close()
+
+
+def first_paint(found: tuple[Any, str], base: str) -> dict[str, object]:
+    """From the request of the page to the first thing that it painted, and to the points of the stored example."""
+    of_paint = "performance.getEntriesByType('paint').map((one) => one.startTime)"
+    of_points = "performance.getEntriesByType('resource').filter((one) => /points/.test(one.name)).map((one) => one.responseEnd)"
+    with looking(found, PLAIN) as page:
+        page.goto(base)
+        page.wait_for_selector("canvas[data-ready=yes]")
+        paint, points = page.evaluate(of_paint), page.evaluate(of_points)
+    return {"what": "the example on the page", "points ms": points[0], "ms": paint[0], "bar": 1000}
+
+
+def scrubbed(found: tuple[Any, str], layers: int, words: int) -> dict[str, object]:
+    """Milliseconds of script for each frame while a long text plays through all its half-layers."""
+    with serving(partial(deep, layers)) as (base, _), looking(found, SOFTWARE) as page:
+        page.route("**/api/traces", lambda route: route.continue_(post_data=_unasked(route.request.post_data_json)))
+        page.goto(f"{base}#step=0&colour=token&view=dynamics&text={text(words, 0).replace(' ', '+')}")
+        page.wait_for_selector("canvas[data-ready=yes]")
+        page.wait_for_timeout(1500)  # what opens the page is over
+        counted = page.context.new_cdp_session(page)
+        counted.send("Performance.enable", {"timeDomain": "threadTicks"})  # others may use the cores meanwhile
+        page.evaluate(COUNT)
+        before = _script(counted)
+        page.locator("button.play").click()
+        page.wait_for_selector(f"input.steps[aria-valuetext=L{layers - 1}]")
+        page.wait_for_timeout(700)
+        seconds, frames = _script(counted) - before, page.evaluate("frames_seen")
+        tokens = page.locator("section.strip li").count()
+    what = f"script a frame, {tokens} tokens × {2 * layers} half-layers"
+    return {"what": what, "frames": frames, "ms": 1000 * seconds / frames, "bar": 20}
+
+
+def _unasked(body: dict[str, Any]) -> str:
+    return json.dumps(body | {"questions": []})
+
+
+def _script(counted: Any) -> float:
+    """Seconds of script so far, of the time that the page itself ran."""
+    found = counted.send("Performance.getMetrics")["metrics"]
+    return next(one["value"] for one in found if one["name"] == "ScriptDuration")
+
+
+def in_a_browser(base: str, smallest: bool) -> list[dict[str, object]]:
+    """What only a browser can tell; a test of the page opens one anyway, so the smallest form does not."""
+    found = "not in the smallest form" if smallest else browser_of()
+    if isinstance(found, str):
+        return [{"what": "in a browser", "skipped": found}]
+    return [first_paint(found, base), scrubbed(found, layers=12, words=1020)]
 
 
 async def one_client(base: str, at: int, until: float, seen: Counter) -> None:
@@ -173,6 +289,7 @@ def main(words: Sequence[str] | None = None) -> None:
     clients, seconds = (2, 0.5) if asked.smallest else (asked.clients, 10.0 if asked.quick else asked.seconds)
     with serving() as (base, _), httpx2.Client(base_url=base, timeout=60) as client:
         rows = [first_answers(client), *typed(client, rounds), payload(client, 40 if asked.smallest else 900)]
+        rows += in_a_browser(base, asked.smallest)
         rows.append(load(base, clients, seconds))
     for row in rows:
         told = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}

@@ -4,6 +4,9 @@ import type { Edit } from './wire'
 
 export interface Switched extends Edit { off?: boolean }
 
+export const SHOWN = ['trails', 'arcs', 'moves', 'coupling', 'massive'] as const
+export type Shown = (typeof SHOWN)[number]
+
 export interface Link {
   model: string
   text: string
@@ -23,11 +26,13 @@ export interface Link {
   layer: number | null
   head: number | null
   field: string
+  /** What the cloud shows beside its points. */
+  show: Shown[]
 }
 
 export const USUAL: Link = {
   model: '', text: '', window: null, beside: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
-  step: 0, token: null, second: null, layer: null, head: null, field: '',
+  step: 0, token: null, second: null, layer: null, head: null, field: '', show: ['trails', 'arcs'],
 }
 
 /** 3.1.M.rank.4 is: layer 3, head 1, its M cut to rank 4; a leading ~ is switched off. */
@@ -52,6 +57,7 @@ export function written(link: Link): string {
   for (const name of ['model', 'text', 'beside', 'view', 'colour', 'space', 'axes', 'language', 'field'] as const)
     if (link[name] !== USUAL[name]) told.set(name, link[name])
   if (link.edits.length) told.set('edits', link.edits.map(editWritten).join(','))
+  if (link.show.join() !== USUAL.show.join()) told.set('show', link.show.join())
   if (link.step) told.set('step', String(link.step))
   for (const name of ['window', 'token', 'second', 'layer', 'head'] as const) if (link[name] !== null) told.set(name, String(link[name]))
   return told.toString()
@@ -64,6 +70,7 @@ export function read(hash: string): Link {
     model: word('model'), text: word('text'), beside: word('beside'), view: word('view'), colour: word('colour'), space: word('space'), axes: word('axes'),
     language: word('language'), field: word('field'),
     edits: (told.get('edits') ?? '').split(',').map(editRead).filter((one) => one !== null),
+    show: SHOWN.filter((one) => (told.get('show') ?? USUAL.show.join()).split(',').includes(one)),
     step: whole(told.get('step')) ?? 0,
     window: whole(told.get('window')), token: whole(told.get('token')), second: whole(told.get('second')), layer: whole(told.get('layer')), head: whole(told.get('head')),
   }

@@ -49,7 +49,7 @@ export class Opened {
       if (this.asked === wish) this.points = points
     } catch (error) {
       this.asked = ''
-      this.error = (error as Error).message
+      throw error
     }
   }
 

@@ -1,7 +1,8 @@
 /** The page: one link, one selection, one trace and what stands beside it. */
 
 import { OWN, type Address } from './address'
-import { read, remembered, USUAL, written, type Link, type Switched } from './link'
+import { axesRead } from './axes'
+import { read, remembered, SHOWN, USUAL, written, type Link, type Shown, type Switched } from './link'
 import { LANGUAGES, said, type Key, type Language } from './messages'
 import { Opened } from './opened.svelte'
 import { DARK, LIGHT, type Theme } from './palette'
@@ -28,6 +29,7 @@ export class Studio {
   state = $state.raw<State | null>(null)
   catalogue = $state.raw<Catalogue | null>(null)
   models = $state.raw<Model[]>([])
+  /** What may be opened, what was opened last first. */
   recent = $state.raw<string[]>([])
   trace = $state.raw<Opened | null>(null)
   other = $state.raw<Opened | null>(null)
@@ -37,9 +39,6 @@ export class Studio {
   at = $state(0)
   playing = $state(false)
   speed = $state(1)
-  trails = $state(true)
-  arcs = $state(true)
-  massive = $state(false)
   dark = $state(false)
   calm = $state(false)
   /** A page opened afresh, or with a new text, plays once, as soon as there is a cloud. */
@@ -91,6 +90,11 @@ export class Studio {
   follow(): void {
     Object.assign(this.link, read(this.address.read()))
     this.at = this.link.step
+  }
+
+  shows = (what: Shown): boolean => this.link.show.includes(what)
+  show(what: Shown, on: boolean): void {
+    this.go({ show: SHOWN.filter((one) => (one === what ? on : this.shows(one))) })
   }
 
   /** A text of one's own, from its first step on. */
@@ -153,10 +157,15 @@ export class Studio {
       this.state = await this.client.state()
       this.models = this.state.models
       void this.client.catalogue().then((catalogue) => (this.catalogue = catalogue), this.fail)
-      void this.client.models().then(({ models, recent }) => ((this.models = models), (this.recent = recent)), () => undefined)
+      void this.client.models().then((told) => this.list(told), () => undefined)
     } catch (error) {
       this.fail(error)
     }
+  }
+
+  private list({ models, recent, sources }: Awaited<ReturnType<Client['models']>>): void {
+    this.models = models
+    this.recent = [...new Set([...recent, ...sources])]
   }
 
   fail = (error: unknown): void => {
@@ -221,6 +230,21 @@ export class Studio {
     }
   }
 
+  /** The points of a trace along the axes of the link, as `lender` has them; a text that is named there is put through the model. */
+  async project(trace: Opened, axes: string, space: string, lender: Opened | null = null): Promise<void> {
+    try {
+      const read = axesRead(axes)
+      const own = lender ? `text:${lender.id}/${axes}` : axes
+      await trace.project(read.kind === 'text' ? await this.lent(read.text) : own, space)
+    } catch (error) {
+      this.fail(error)
+    }
+  }
+  private async lent(text: string): Promise<string> {
+    const { id } = await this.client.trace({ model: this.link.model || this.state!.model, text, edits: [], questions: [] })
+    return `text:${id}`
+  }
+
   async cancel(): Promise<void> {
     await this.trace?.cancel()
     this.error = this.say('cancelled')
@@ -231,10 +255,8 @@ export class Studio {
     this.error = ''
     try {
       const { model } = await this.client.openModel(source)
-      const { models, recent } = await this.client.models()
-      this.models = models
-      this.recent = recent
-      const id = typeof model === 'string' ? model : (model?.id ?? models.find((one) => one.name === source)?.id)
+      this.list(await this.client.models())
+      const id = typeof model === 'string' ? model : (model?.id ?? this.models.find((one) => one.name === source)?.id)
       if (id) this.go({ model: id, window: null, edits: [], layer: null, head: null })
     } catch (error) {
       this.fail(error)

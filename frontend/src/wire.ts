@@ -18,6 +18,10 @@ export interface Verdict { name: string; question: string; answer: string; line:
 export interface Points { points: Float32Array; steps: number; tokens: number; star: Float32Array | null; share: number; shares: number[]; space: string; axes: string }
 export interface Spectrum { M: number[]; F: number[]; symmetry: number; positive_share: number; copying: number }
 export interface Attribution { components: { name: string; contribution: number }[]; score: number }
+export interface Moves { moves: Float32Array; step: string; share: number; edited: boolean }
+export interface Pair { first: number; second: number; before: number; after: number }
+export type Image = 'query' | 'key' | 'content'
+export interface Images { flat: Record<'E' | Image, Field>; agreement: Float32Array; shares: Record<'E' | Image, number[]>; pairs: Record<Image, Record<'torn' | 'glued', Pair[]>>; edited: boolean }
 export interface TokenSaid { lens: { step: string; shown: string; probability: number }[]; written: { component: string; logits: number }[] }
 
 export interface ArraySaid { name: string; dtype: string; shape: number[]; dims: string[]; offset: number; scale?: number; zero?: number; missing?: boolean }
@@ -220,7 +224,7 @@ export class Client {
   }
 
   state = () => this.json<State>('api/state')
-  models = () => this.json<{ models: Model[]; recent: string[] }>('api/models')
+  models = () => this.json<{ models: Model[]; recent: string[]; sources: string[] }>('api/models')
   catalogue = () => this.json<Catalogue>('api/catalogue')
   head = (id: string) => this.json<Head>(`api/traces/${id}`)
   verdicts = (id: string) => this.json<{ verdicts: Verdict[] } & Findings>(`api/traces/${id}/verdicts`)
@@ -243,6 +247,19 @@ export class Client {
 
   async weights(id: string, layer: number, head: number, kind: string): Promise<Field> {
     return (await this.binary(`api/traces/${id}/weights/${layer}/${head}`, { kind })).arrays.map!
+  }
+
+  /** What one head alone adds to every token, on the axes of the cloud (token × 3). */
+  async moves(id: string, layer: number, head: number, axes: string, space: string): Promise<Moves> {
+    const { header, arrays } = await this.binary(`api/traces/${id}/moves/${layer}/${head}`, { axes, space })
+    return { moves: arrays.moves!.values, step: header.step, share: header.share, edited: header.edited }
+  }
+
+  /** The cloud that a head reads, and how it sees it as query, key and content. */
+  async images(id: string, layer: number, head: number): Promise<Images> {
+    const { header, arrays } = await this.binary(`api/traces/${id}/images/${layer}/${head}`)
+    const flat = { E: arrays.E!, query: arrays.query!, key: arrays.key!, content: arrays.content! }
+    return { flat, agreement: arrays.agreement!.values, shares: header.shares, pairs: header.pairs, edited: header.edited }
   }
 
   /** What every token would say after every half-layer, with its probability (step × token). */

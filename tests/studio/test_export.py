@@ -49,6 +49,8 @@ def exported(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
             f"{own}/analyses/readout.bin": f"{own}/analyses/readout",
             f"{own}/weights/1/2.bin": f"{own}/weights/1/2",
             f"{own}/spectrum/2/0.json": f"{own}/spectrum/2/0",
+            f"{own}/moves/1/2.bin": f"{own}/moves/1/2",
+            f"{own}/images/2/1.bin": f"{own}/images/2/1",
             f"{own}/lens.bin": f"{own}/lens",
             f"{own}/token/4.json": f"{own}/token/4",
             "api/catalogue.json": "api/catalogue",

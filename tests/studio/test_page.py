@@ -23,7 +23,7 @@ from rheoscope.studio.server import create
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.sources import Sources
 from rheoscope.studio.stored import STATIC
-from tests.studio.cases import TEXT, loading, small
+from tests.studio.cases import TEXT, everything_is_imported, loading, small
 
 AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = os.environ.get("RHEOSCOPE_CHROMIUM") or next(
@@ -41,6 +41,7 @@ pytestmark = [
 def studio() -> Iterator[tuple[Session, str]]:
     """The studio on a small model, on a port of its own, gone at the end."""
     uvicorn = pytest.importorskip("uvicorn")
+    everything_is_imported()
     session = Session(loading, Sources(), Limits(controls=0, tokens=100))
     server = uvicorn.Server(uvicorn.Config(create(session, Rules(), STATIC), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
@@ -178,6 +179,41 @@ def test_a_long_text_is_read_a_window_at_a_time(studio: tuple[Session, str], bro
         assert "window=2" in page.url
         page.go_back()
         until(page, lambda: tokens(page) == first)
+        assert errors == []
+
+
+def test_everything_around_the_points(studio: tuple[Session, str], browser: Any) -> None:
+    """What a head pushes, the coupling, other axes, what a head sees, the graph of heads, clusters as they pass into each other."""
+    with looking(browser, accept_downloads=True) as (page, errors):
+        page.goto(f"{studio[1]}#field=scores.centred&colour=token&layer=1&head=2&token=3&text={TEXT}")
+        arrived(page)
+        page.wait_for_selector(".pairs li")
+        page.wait_for_selector(".lists li")
+        for name in ("moves", "coupling"):
+            page.locator(f"input[data-show={name}]").check()
+            page.wait_for_selector(f"[data-said={name}]")
+        assert "show=trails%2Carcs%2Cmoves%2Ccoupling" in page.url
+
+        page.locator("select.axes").select_option("+tokens")
+        page.locator("dialog input").fill("#5, #9")
+        page.keyboard.press("Enter")
+        until(page, lambda: "These 2 directions" in page.locator(".foot").inner_text())
+        page.locator("select.axes").select_option("+text")
+        page.locator("dialog textarea").fill("One day the king took the gold")
+        page.locator("dialog .go").click()
+        until(page, lambda: "of another text" in page.locator(".foot").inner_text())
+        page.go_back()
+        until(page, lambda: "These 2 directions" in page.locator(".foot").inner_text())
+
+        page.locator("#tab-clusters").click()
+        page.wait_for_selector(".alluvial rect")
+        with page.expect_download() as saved:
+            page.locator(".alluvial button", has_text="SVG").click()
+        assert saved.value.suggested_filename == "rheoscope-how-clusters-pass-into-each-other.svg"
+        page.locator("#tab-composition").click()
+        page.locator("p.ask button").click()
+        page.locator(".composition circle").nth(9).click()
+        assert "layer=2&head=1" in page.url
         assert errors == []
 
 

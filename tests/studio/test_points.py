@@ -13,7 +13,7 @@ from tests.studio.cases import TEXT, small
 def seen(axes: str, space: str = "raw", text: str = TEXT, other: str = TEXT):  # type: ignore[no-untyped-def]
     model = small()
     trace = model.trace(text)
-    return projected(trace, axes_of(model, trace, axes, space, lambda name: model.trace(other)), space)
+    return projected(trace, axes_of(model, trace, axes, space, lambda name: (model, model.trace(other))), space)
 
 
 @pytest.mark.parametrize("space", ["raw", "sphere"])
@@ -39,6 +39,8 @@ def test_axes_of_one_layer_and_of_another_text() -> None:
     own = fitted(trace.at("L1.resid_post"))
     torch.testing.assert_close(seen("layer:1").points, (trace.points - own.centre) @ own.along, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(seen("text:any").points, seen("all").points)
+    torch.testing.assert_close(seen("text:any/layer:1").points, seen("layer:1").points)
+    torch.testing.assert_close(seen("text:any/tokens:#5,#9").points, seen("tokens:#5,#9").points)
     lent = seen("text:any", other="Once upon a time there was a king")
     assert float(lent.shares.sum()) <= float(seen("all").shares.sum()) + 1e-5
 
@@ -72,7 +74,19 @@ def test_one_point_has_no_direction() -> None:
 
 
 @pytest.mark.parametrize(
-    "axes", ["", "all:1", "layer:", "layer:9", "layer:-1", "tokens:#5", "tokens:#5,#6,#7,#8", "tokens:#999999,#1"]
+    "axes",
+    [
+        "",
+        "all:1",
+        "layer:",
+        "layer:9",
+        "layer:-1",
+        "tokens:#5",
+        "tokens:#5,#6,#7,#8",
+        "tokens:#999999,#1",
+        "text:any/text:any",
+        "text:any/x",
+    ],
 )
 def test_other_axes_are_refused(axes: str) -> None:
     with pytest.raises(RheoscopeError):

@@ -119,6 +119,7 @@ def test_what_lies_under_a_root_may_be_opened_and_nothing_else(house: Path) -> N
     sources = Sources(("typed",), (house / "root",))
     good = str(house / "root" / "good")
     assert sources.checked(good) == str((house / "root" / "good").resolve())
+    assert str(house / "root" / "link") not in sources.listed()  # what is offered may be opened
     assert sources.checked("default") is None
     assert sources.checked("typed") == "typed"
     assert good in sources.listed()

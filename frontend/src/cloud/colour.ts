@@ -66,5 +66,31 @@ export function byValue(answer: Answer, name: string, head: Head, step: number):
   return { colours: filled(head.tokens.length, tint), key: [], scale: { low, high, label: name.replaceAll('_', ' ') } }
 }
 
+/** The agreement of every query of a head, from −1 to 1. */
+export function byAgreement(values: Float32Array, head: Head, label: string): Tints {
+  const tint = (token: number): Rgb => (Number.isFinite(values[token]!) ? along((values[token]! + 1) / 2) : NONE)
+  return { colours: filled(head.tokens.length, tint), key: [], scale: { low: -1, high: 1, label } }
+}
+
+/** Words that come more than once, a colour for each cluster that an occurrence of one lies in; words that come once have none. */
+export function bySense(answer: Answer, name: string, head: Head, step: number): Tints {
+  const field = answer.arrays[name]!
+  const words = head.tokens.map(({ text }) => text.trim().toLowerCase())
+  const often = (token: number) => /\p{L}/u.test(words[token]!) && words.indexOf(words[token]!) !== words.lastIndexOf(words[token]!)
+  const senses = new Map<string, number>()
+  const senseOf = (values: Float32Array, token: number): number => {
+    const sense = `${words[token]} ${values[token]}`
+    if (!senses.has(sense)) senses.set(sense, senses.size)
+    return senses.get(sense)!
+  }
+  for (let at = 0; at < head.steps.length; at++) {
+    const values = valuesAt(answer, field, head, at)
+    head.tokens.forEach((_, token) => often(token) && Number.isFinite(values[token]!) && senseOf(values, token))
+  }
+  const values = valuesAt(answer, field, head, step)
+  const tint = (token: number): Rgb => (often(token) && Number.isFinite(values[token]!) ? ofCluster(senseOf(values, token)) : NONE)
+  return { colours: filled(head.tokens.length, tint), key: [], scale: null }
+}
+
 /** Words for a bar that runs over the ordered colours. */
 export const gradient = (): string => `linear-gradient(90deg, ${Array.from({ length: 8 }, (_, k) => css(along(k / 7))).join(', ')})`

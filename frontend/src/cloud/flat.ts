@@ -3,6 +3,7 @@
 import { css, rgb } from '../palette'
 import { project, type Eye } from './camera'
 import { bow, type Scene } from './frame'
+import { barbs } from './strokes'
 import { axisLines, labelled, placed, RADIUS, strength, type Hand, type Sheet } from './hand'
 import { FONT, LETTERS, MARGIN, widthOf } from './words'
 
@@ -24,6 +25,7 @@ export class Flat implements Hand {
     this.axes(scene, onSheet, eye, sheet)
     if (scene.trails) this.trails(scene, onSheet)
     this.arcs(scene, now.places, onSheet)
+    this.strokes(scene, onSheet, eye)
     if (scene.beside) this.beside(scene, now.screen, onSheet)
     this.dots(scene, now.screen, sheet)
     for (const { token, x, y, height } of labelled(scene, now, sheet, (text) => ({ width: widthOf(context, text), height: LETTERS + 2 * MARGIN })))
@@ -69,7 +71,7 @@ export class Flat implements Hand {
     for (let step = 0; step < Math.floor(scene.at); step++)
       for (let token = 0; token < scene.tokens; token++) {
         const [a, b] = [(step * scene.tokens + token) * 3, ((step + 1) * scene.tokens + token) * 3]
-        const alpha = (scene.arcs.length ? 0.35 : 1) * strength(scene, token) * (0.1 + 0.5 * Math.exp((step - scene.at) * 0.4))
+        const alpha = (scene.arcs.length || scene.strokes.length ? 0.35 : 1) * strength(scene, token) * (0.1 + 0.5 * Math.exp((step - scene.at) * 0.4))
         if (alpha > 0) this.line(p[a]!, p[a + 1]!, p[b]!, p[b + 1]!, css([c[token * 3]!, c[token * 3 + 1]!, c[token * 3 + 2]!]), alpha)
       }
   }
@@ -79,6 +81,15 @@ export class Flat implements Hand {
     for (const { from, to, weight } of scene.arcs) {
       const p = onSheet(Float32Array.from(bow(places.subarray(from * 3, from * 3 + 3), places.subarray(to * 3, to * 3 + 3)).flat()))
       for (let k = 3; k < p.length; k += 3) this.line(p[k - 3]!, p[k - 2]!, p[k]!, p[k + 1]!, '#2f6fbf', 0.08 + 0.8 * (weight / top))
+    }
+  }
+
+  private strokes(scene: Scene, onSheet: (points: Float32Array) => Float32Array, eye: Eye): void {
+    for (const one of scene.strokes) {
+      const alpha = 0.85 * strength(scene, one.token)
+      const ends = one.barbed ? barbs(one, eye) : []
+      const p = onSheet(Float32Array.from([one.to, one.from, ...ends].flat()))
+      for (let k = 3; alpha > 0 && k < p.length; k += 3) this.line(p[0]!, p[1]!, p[k]!, p[k + 1]!, one.colour, alpha)
     }
   }
 

@@ -1,6 +1,7 @@
 /** The cloud at a moment: numbers that a hand (WebGL or a plain canvas) draws, no drawing here. */
 
 import type { Points } from '../wire'
+import type { Stroke } from './strokes'
 
 /** Middle and size of all points, so that any cloud fills the same ball; a few far ones do not shrink the rest. */
 export interface Ball { x: number; y: number; z: number; size: number }
@@ -103,6 +104,7 @@ export interface Scene {
   starLabel: string
   trails: boolean
   arcs: Arc[]
+  strokes: Stroke[]
   beside: Float32Array | null
   besideTokens: number
   axes: string[]

@@ -8,6 +8,7 @@ import {
 import { rgb } from '../palette'
 import { lensOf, project, times, viewOf, type Eye } from './camera'
 import { bow, type Scene } from './frame'
+import { barbs } from './strokes'
 import { axisLines, labelled, placed, RADIUS, strength, type Hand, type Sheet } from './hand'
 import { sheetOf, type Sheet as Words } from './words'
 
@@ -113,7 +114,7 @@ export class Gl implements Hand {
   private readonly strokes = new Strokes()
   private readonly trailLines: LineSegments
   private cut: Words | null = null
-  private cutFor: string[] | null = null
+  private cutFor: unknown[] = []
   private trailsFor: unknown[] = []
   private readonly size = new Vector2()
 
@@ -160,9 +161,10 @@ export class Gl implements Hand {
   }
 
   private cutWords(scene: Scene, sheet: Sheet): void {
-    if (this.cutFor === scene.labels && this.cut?.ratio === sheet.ratio) return
+    const same = [scene.labels, scene.axes.join(), scene.starLabel, sheet.ratio]
+    if (same.every((one, at) => one === this.cutFor[at])) return
     this.cut = sheetOf([...scene.labels, ...scene.axes, scene.starLabel], sheet.ratio)
-    this.cutFor = scene.labels
+    this.cutFor = same
     this.uniforms.sheet.value?.dispose()
     const texture = new CanvasTexture(this.cut.canvas)
     texture.flipY = false
@@ -173,7 +175,7 @@ export class Gl implements Hand {
 
   private putTrails(scene: Scene): void {
     const bright = [...scene.bright].join()
-    const faint = scene.arcs.length ? 0.35 : 1
+    const faint = scene.arcs.length || scene.strokes.length ? 0.35 : 1
     const same = [scene.all, scene.colours, bright, scene.shown, faint]
     this.trailLines.visible = scene.trails
     if (!scene.trails || same.every((one, at) => one === this.trailsFor[at])) return
@@ -226,7 +228,7 @@ export class Gl implements Hand {
 
   private putLines(scene: Scene, places: Float32Array, eye: Eye, sheet: Sheet): void {
     const { strokes } = this
-    strokes.begin(3 + scene.arcs.length * 12 + (scene.beside ? scene.tokens : 0))
+    strokes.begin(3 + scene.arcs.length * 12 + scene.strokes.length * 3 + (scene.beside ? scene.tokens : 0))
     const muted = rgb(sheet.theme.muted)
     for (const one of axisLines(eye, sheet)) strokes.line(one.slice(0, 3), one.slice(3), muted, 0.7)
     const blue = rgb('#2f6fbf')
@@ -234,6 +236,13 @@ export class Gl implements Hand {
     for (const { from, to, weight } of scene.arcs) {
       const points = bow(places.subarray(from * 3, from * 3 + 3), places.subarray(to * 3, to * 3 + 3))
       for (let k = 1; k < points.length; k++) strokes.line(points[k - 1]!, points[k]!, blue, 0.08 + 0.8 * (weight / top))
+    }
+    for (const one of scene.strokes) {
+      const alpha = 0.85 * strength(scene, one.token)
+      const tint = rgb(one.colour)
+      if (alpha === 0) continue
+      strokes.line(one.from, one.to, tint, alpha)
+      if (one.barbed) for (const end of barbs(one, eye)) strokes.line(one.to, end, tint, alpha)
     }
     if (scene.beside && scene.besideTokens === scene.tokens)
       for (let token = 0; token < scene.tokens; token++) strokes.line(scene.beside.subarray(token * 3, token * 3 + 3), places.subarray(token * 3, token * 3 + 3), muted, strength(scene, token) * 0.4)

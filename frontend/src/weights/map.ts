@@ -24,3 +24,12 @@ export function image(values: Float32Array, rows: number, columns: number, scale
   }
   return out
 }
+
+export interface Weighed { token: number; value: number }
+
+/** The largest entries of a row (what a query asks) or of a column (who asks a key), by size whatever their sign. */
+export function largest(map: Float32Array, columns: number, side: 'row' | 'column', at: number, most = 6): Weighed[] {
+  const count = side === 'row' ? columns : map.length / columns
+  const found = Array.from({ length: count }, (_, token) => ({ token, value: side === 'row' ? map[at * columns + token]! : map[token * columns + at]! }))
+  return found.filter(({ value }) => Number.isFinite(value) && value !== 0).sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, most)
+}

@@ -172,11 +172,26 @@ def over_queries(
     some: Int[Tensor, " m"],
 ) -> tuple[Float[Tensor, "c h 5"], Float[Tensor, "c h"], int]:
     """Sums over some queries of one layer, in blocks of queries, the sum of squares of the first, and their number."""
+    total, count = torch.zeros(*q.shape[:2], 5, dtype=torch.float64, device=q.device), 0
+    squares = torch.zeros_like(total[..., 0])
+    for rows, found in by_query(read, q, k, start, least, some):
+        total, squares = total + found.sum(2), squares + found[..., 0].square().sum(2)
+        count += len(rows)
+    return total, squares, count
+
+
+def by_query(
+    read: Read,
+    q: Float[Tensor, "c h n k"],
+    k: Float[Tensor, "c h n k"],
+    start: Float[Tensor, "n d"],
+    least: int,
+    some: Int[Tensor, " m"],
+) -> Iterator[tuple[Int[Tensor, " rows"], Float[Tensor, "c h rows 5"]]]:
+    """The five correlations of single queries, a block of those that have enough keys at a time."""
     cloud, at = centred(read.hat), read.at
     like, length = torch.stack([unit(cloud), unit(read.hat)]), cloud.norm(dim=-1)
     bare = Mechanism(read.heads.mechanism.score, position=read.heads.mechanism.position)
-    total, count = torch.zeros(*q.shape[:2], 5, dtype=torch.float64, device=q.device), 0
-    squares = torch.zeros_like(total[..., 0])
     for block in some.split(max(1, numbers_in_cache(q.device) // (q.shape[0] * q.shape[1] * len(at)))):
         usable = read.heads.mechanism.mask(at[block], at) & (at[block, None] != at)
         enough = usable.sum(-1) >= least
@@ -188,10 +203,7 @@ def over_queries(
         cosines = torch.stack([*(like[:, rows] @ like[:, :to].mT), start[rows] @ start[:to].mT])
         wanted = targets(cosines, (i[:, None] - j).abs(), length[:to], usable)
         s = scores(bare, q[:, :, rows], k[:, :, :to], i, j)
-        found = correlations(ranked(s, usable), wanted)
-        total, squares = total + found.sum(2), squares + found[..., 0].square().sum(2)
-        count += len(rows)
-    return total, squares, count
+        yield rows, correlations(ranked(s, usable), wanted)
 
 
 def sides(read: Read, turned: Turned | None) -> tuple[Float[Tensor, "c h n k"], Float[Tensor, "c h n k"]]:

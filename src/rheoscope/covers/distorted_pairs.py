@@ -68,7 +68,11 @@ def distorted_pairs(
 
 def kernel(read: Read, head: int, image: str) -> dict[str, Tensor]:
     """Both places of every pair of tokens that are apart in E, and its rank among all before and after one head."""
-    seen = images(read.heads)[IMAGES.index(image)].of(read.hat.double())[head]
+    return changed(read, images(read.heads)[IMAGES.index(image)].of(read.hat.double())[head])
+
+
+def changed(read: Read, seen: Float[Tensor, "n r"]) -> dict[str, Tensor]:
+    """The same for any image of the tokens."""
     first, second = torch.triu_indices(len(seen), len(seen), 1, device=seen.device)
     far = _distances(read.hat)
     apart = far > 1e-12 * far.max()

@@ -173,7 +173,12 @@ class Image:
 
 def images(heads: Heads) -> list[Image]:
     """Query, key and content of every head of a layer: x̂M, x̂Mᵀ, x̂F."""
-    M, F = (Factored(exact(A.left).double(), exact(A.right).double()) for A in (heads.M(), heads.F()))
+    return images_by(heads.M(), heads.F())
+
+
+def images_by(M: Factored, F: Factored) -> list[Image]:
+    """Query, key and content by the operators of some heads."""
+    M, F = (Factored(exact(A.left).double(), exact(A.right).double()) for A in (M, F))
     (U, s, Vh), (taken, size, _) = M.spaces(), F.spaces()
     return [Image(M.left, U, s), Image(M.right.mT, Vh.mT, s), Image(F.left, taken, size)]
 

@@ -12,14 +12,14 @@ from rheoscope.catalogue import TABLE
 from rheoscope.files import whole_file
 from rheoscope.report.progress import progress
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import facts, looks, wire
+from rheoscope.studio import facts, looks, one_head, wire
 from rheoscope.studio.session import Entry, Session
 from rheoscope.studio.starting import FIRST, Opening, opened
 from rheoscope.studio.stored import EXAMPLE, STATIC, inflated
 
 MARK = '<script type="application/json" id="rheoscope-export">{}</script>'
 FINE_PAIRS = 2_000_000
-"""Pairs of tokens, over all heads, beyond which maps are told in fewer steps, so that a page stays within a few megabytes."""
+"""Pairs of tokens, over all heads, beyond which maps are told in fewer steps and what heads see is left out: a few megabytes are a page."""
 Files = Iterator[tuple[str, bytes]]
 """Paths below the page, and what they hold."""
 
@@ -89,6 +89,9 @@ def answers(session: Session, entry: Entry) -> Files:
         for head in range(block.count):
             yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights", steps)
             yield f"{own}/spectrum/{layer}/{head}.json", wire.written(looks.spectrum(entry, layer, head))
+            yield f"{own}/moves/{layer}/{head}.bin", one_head.moves(session, entry, layer, head, "all", "sphere")
+            if many <= FINE_PAIRS and len(entry.trace.ordinary().nonzero()) >= one_head.LEAST_TOKENS:
+                yield f"{own}/images/{layer}/{head}.bin", one_head.images(entry, layer, head)
 
 
 def packed(path: str, data: bytes) -> bytes:

@@ -17,7 +17,7 @@ from rheoscope.space.prediction import predictions
 from rheoscope.space.trace import Trace
 from rheoscope.studio import wire
 from rheoscope.studio.edits import map_of
-from rheoscope.studio.points import Axes, axes_of, projected
+from rheoscope.studio.points import Axes, projected
 
 if TYPE_CHECKING:
     from rheoscope.studio.session import Entry, Session
@@ -30,8 +30,7 @@ PAIRS, WRITERS = 60, 12
 
 def cloud(session: "Session", entry: "Entry", axes: str, space: str) -> bytes:
     """The text as points on three axes, the share of variance that they show, and the star of the prediction."""
-    on = axes_of(entry.model, entry.trace, axes, space, lambda name: session.entry(name).trace)
-    return points_on(entry.trace, on, axes, space)
+    return points_on(entry.trace, session.axes(entry, axes, space), axes, space)
 
 
 def points_on(trace: Trace, on: Axes, axes: str, space: str) -> bytes:

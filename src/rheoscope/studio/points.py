@@ -17,6 +17,8 @@ from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 
 SPACES = ("raw", "sphere")
+Other = Callable[[str], tuple[Model, Trace]]
+"""Finds a text that lends its axes, and its model, by its id."""
 WIDEST = 1024
 """Dimensions up to which the covariance is taken apart whole; beyond, its leading directions are found step by step."""
 
@@ -54,20 +56,26 @@ def widest(trace: Trace, space: str) -> Axes:
 
 
 @torch.no_grad()
-def axes_of(model: Model, trace: Trace, axes: str, space: str, other: Callable[[str], Trace]) -> Axes:
-    """Axes by their name: `all`, `layer:K`, `text:ID` (`other` finds it) or `tokens:a,b,c`."""
+def axes_of(model: Model, trace: Trace, axes: str, space: str, other: Other) -> Axes:
+    """Axes by their name, in a space that the page knows: `all`, `layer:K`, `tokens:a,b,c`, or those of another text, which `other` finds.
+
+    `text:ID` are its axes of all layers, `text:ID/layer:K` and `text:ID/tokens:a,b` its others: two clouds on the axes of one.
+    """
     if space not in SPACES:
-        raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
+        raise RheoscopeError(f"unknown space {space[:40]!r}; type one of {', '.join(SPACES)}")
     kind, _, rest = axes.partition(":")
     if kind == "all" and not rest:
         return widest(trace, space)
     if kind == "layer":
         return fitted(_ordinary(trace, space)[end_of(trace, rest)])
     if kind == "text":
-        found = other(rest)
+        name, _, theirs = rest.partition("/")
+        lending, found = other(name)
         if found.points.shape[-1] != trace.points.shape[-1]:
             raise RheoscopeError("axes are lent by a text of the same width of E; type a text of the same model")
-        return widest(found, space)
+        if theirs.startswith("text:"):
+            raise RheoscopeError("a text lends its own axes, not another's; type text:ID or text:ID/layer:3")
+        return axes_of(lending, found, theirs or "all", space, other)
     if kind == "tokens":
         return towards(model, rest, _ordinary(trace, space))
     raise RheoscopeError(f"unknown axes {axes!r}; type all, layer:3, text:ID or tokens: on, of")

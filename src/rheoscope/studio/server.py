@@ -17,7 +17,7 @@ from rheoscope import __version__
 from rheoscope.report.json_file import as_json
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import facts, looks, particles, wire
+from rheoscope.studio import facts, looks, one_head, particles, wire
 from rheoscope.studio.download import csv_of
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.safety import App, Guard, Rules
@@ -325,6 +325,26 @@ async def spectrum(studio: Here, trace: str, layer: Number, head: Number) -> Res
         return Response(kept, media_type=JSON)
     entry = await studio.entry(trace)
     return said(await studio.quickly(lambda: looks.spectrum(entry, layer, head)))
+
+
+@router.get("/traces/{trace}/moves/{layer}/{head}")
+async def moves(
+    studio: Here, trace: str, layer: Number, head: Number, axes: str = "all", space: str = "sphere"
+) -> Response:
+    kept = studio.kept(trace, f"/moves/{layer}/{head}", "bin") if (axes, space) == ("all", "sphere") else None
+    if kept is not None:
+        return sent(kept)
+    entry = await studio.entry(trace)
+    return sent(await studio.quickly(lambda: one_head.moves(studio.session, entry, layer, head, axes, space)))
+
+
+@router.get("/traces/{trace}/images/{layer}/{head}")
+async def images(studio: Here, trace: str, layer: Number, head: Number) -> Response:
+    kept = studio.kept(trace, f"/images/{layer}/{head}", "bin")
+    if kept is not None:
+        return sent(kept)
+    entry = await studio.entry(trace)
+    return sent(await studio.quickly(lambda: one_head.images(entry, layer, head)))
 
 
 @router.post("/traces/{trace}/attribution")

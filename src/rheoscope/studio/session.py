@@ -25,6 +25,7 @@ from rheoscope.studio import facts, wire
 from rheoscope.studio.edited import trace_of, under
 from rheoscope.studio.edits import Edit, Kept
 from rheoscope.studio.kept import Kept as Cache
+from rheoscope.studio.points import Axes, axes_of
 from rheoscope.studio.settings import settings_of
 from rheoscope.studio.sources import DEFAULT, Sources
 from rheoscope.studio.windows import Window, window_of
@@ -168,6 +169,20 @@ class Session:
         found = self.cache.get(name)
         if found is None:
             raise MissingError(f"no text {name[:40]!r} is here (any more); post the text again")
+        return found
+
+    def lent(self, name: str) -> tuple[Running, Trace]:
+        """A text that lends its axes, and its model."""
+        found = self.entry(name)
+        return found.model, found.trace
+
+    def axes(self, entry: Entry, axes: str, space: str) -> Axes:
+        """Axes that a text is seen on, remembered: every head of it asks for the same."""
+        key = (entry.id, "axes", axes, space)
+        found = self.cache.get(key)
+        if found is None:
+            found = axes_of(entry.model, entry.trace, axes, space, self.lent)
+            self.cache.put(key, found, found.along.nbytes + found.centre.nbytes)
         return found
 
     def trace(

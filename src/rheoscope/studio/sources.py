@@ -53,7 +53,8 @@ class Sources:
     def _under_roots(self) -> Iterator[str]:
         for root in self.roots:
             for file in sorted([*root.glob("config.json"), *root.glob("*/config.json")]):
-                yield str(file.parent)
+                if self._inside(str(file.parent)):
+                    yield str(file.parent)
 
     def checked(self, source: str) -> str | None:
         """What `load` takes for a name; one that is not allowed is refused without a look at what it names."""
