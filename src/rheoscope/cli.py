@@ -77,7 +77,9 @@ def flow_command(
     controls: Annotated[
         int | None,
         typer.Option(
-            min=0, max=64, help="Untrained models beside it (default: 4, of large models 1; 3 or more are a null)."
+            min=0,
+            max=64,
+            help="Untrained models beside it (default: 4, of large models and long texts 1; 3 or more are a null).",
         ),
     ] = None,
     no_control: Annotated[bool, typer.Option("--no-control", help="None of them.")] = False,
@@ -115,7 +117,8 @@ def flow_command(
     network = opened(model, device, dtype)
     parts = cut(network, said, first, window)
     if compare is None:
-        beside = untrained_controls(network, model, device, dtype, 0 if no_control or fast else controls)
+        many, tokens = 0 if no_control or fast else controls, parts.tokens // len(parts.texts)
+        beside = untrained_controls(network, model, device, dtype, many, tokens)
         pieces.run(JOBS["flow"], network, parts, {"space": space}, files, fast, explain, beside)
     else:
         pieces.refuse_several(parts, "--compare")

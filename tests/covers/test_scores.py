@@ -9,10 +9,9 @@ from rheoscope.space.head import Turned
 from tests.pretrained.cases import KINDS, double, gap, text, traced
 
 F64 = torch.float64
-UNCAPPED = [name for name in KINDS if type(double(name).view.blocks[0].mechanism.score).__name__ != "SoftCap"]
 
 
-@pytest.mark.parametrize("name", UNCAPPED)
+@pytest.mark.parametrize("name", KINDS)
 def test_parts_add_up_to_the_models_scores(name: str) -> None:
     trace, kept = traced(name, F64), torch.ones(len(text()), dtype=torch.bool)
     for layer, heads in enumerate(trace.view.blocks):

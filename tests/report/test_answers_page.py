@@ -90,10 +90,8 @@ def test_the_table_holds_every_number_of_every_layer(html: str) -> None:
     assert [len(re.findall("<td", row)) for row in rows] == [len(columns(told().found)) + 1] * 6
 
 
-@pytest.mark.parametrize(
-    "text", ["<script>alert(1)</script>", "a & b \"quoted\" 'so' </svg></title> $x$ <b>", "\x00\x1b[31m red"]
-)
-def test_a_text_stays_a_text(text: str) -> None:
+def test_a_text_stays_a_text() -> None:
+    text = "<script>alert(1)</script> a & b \"quoted\" 'so' </svg></title> $x$ <b> \x00\x1b[31m red"
     answers = answered(FLOW, text, of=small())
     parts = Parts(page_of(FLOW, answers).html())
     plain = Parts(page_of(FLOW, told()).html())

@@ -126,7 +126,11 @@ def test_in_a_hurry_nothing_is_drawn_for_a_null(monkeypatch: pytest.MonkeyPatch)
     assert {name: one.attrs["draws"] for name, one in answers.found.items() if one.attrs.get("draws")} == {}
     assert {*answers.found, *answers.left_out} == {*told().found, *told().left_out}
     drawn.clear()
-    ask(subject(), [Ask("transport"), Ask("agreement")], tell=tell)
+    ask(
+        Subject(of, TEXT, of.trace(TEXT)),
+        [with_settings(name, draws=2) for name in ("transport", "agreement")],
+        tell=tell,
+    )
     assert set(drawn) == {"transport", "agreement"}
 
 

@@ -657,7 +657,7 @@ export const zhSaid: Record<string, string> = {
   "1 where the tokens keep the distances, or the neighbours, that they had at the reference: the embedding, or so many layers before. The null permutes the tokens of the reference (for neighbours it is known: k/(n − 1)).": "1 表示词元保持了在参照处（嵌入，或若干层之前）的距离或近邻。零模型置换参照处的词元（对近邻有精确值：k/(n − 1)）。",
   "token {0}": "词元 {0}",
   "A head is gradient-like where it moves tokens up its own energy (cosine) and its content map points along its relevance (alignment), both beyond what the same maps turned at random give; those heads are framed. The ledger says how much each part of the layer turns the way of attention: 0 where leaving it out makes no difference.": "若一个头使词元沿自身能量上升（余弦），且其内容映射与其相关性同向（对齐），两者都超过同样映射随机旋转后的结果，则称它类似梯度流；这样的头加框。账目列出层中各部分使注意力的作用转向多少：去掉后没有差别则为 0。",
-  "A long text: {0}, drawn at random; fewer draws, one layer of fixed_point, a control of agreement, transport and clusters alone.": "文本较长：{0}，均为随机抽取；抽样次数较少，fixed_point 只取一层，未训练对照只用于 agreement、transport 和 clusters。",
+  "A long text: {0}, drawn at random; fewer draws and steps, a control of agreement, transport and clusters alone.": "文本较长：{0}，均为随机抽取；抽样次数和迭代步数较少，未训练对照只用于 agreement、transport 和 clusters。",
   "A score is a sum over pairs: what a component wrote into the query's token, times what a component wrote into the key's token. Blue pairs raise the score, orange ones lower it; all squares add up to it exactly, but for what position adds by itself.": "分数是对组件对求和：某组件写入查询词元的内容，乘以某组件写入键词元的内容。蓝色的对提高分数，橙色的降低分数；所有方格之和恰为分数，只差位置本身加入的部分。",
   "A yes has beaten chance after correction for everything tested; a no means that an effect worth telling would be seen.": "“是”表示在对全部检验作校正之后仍胜过随机；“否”表示若有值得一提的效应，本应看得见。",
   "Agreement with the embedding": "与嵌入的一致度",

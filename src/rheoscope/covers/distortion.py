@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rheoscope.covers.by_chance import mismatch_null, turned
 from rheoscope.covers.geometry import AT_ONCE, COMPARED, Geometry, geometry, kept, kept_with_error
@@ -107,8 +108,8 @@ def kernel(
     """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
     cloud, of, seen = read.hat.double(), geometry(read.hat, some), images(read.heads)
     width = cloud.shape[-1] - int(read.heads.norm.centred)
-    own = torch.stack([kept_with_error(of, image.of(cloud), nearest) for image in seen], 1)
-    raw = torch.stack([kept(of, cloud @ image.left, nearest) for image in seen], 1)
+    own = kept_with_error(of, side_by_side([image.of(cloud) for image in seen]), nearest)
+    raw = kept(of, side_by_side([cloud @ image.left for image in seen]), nearest)
     found = dict(zip((*COMPARED, "rsa_error"), own.unbind(-1), strict=True))
     if len(some) == len(cloud):
         del found["rsa_error"]
@@ -129,7 +130,7 @@ def by_chance(
         Image(image.left.float(), image.basis.float(), image.sizes.float()) for image in seen
     ]  # chance is coarser
     drawn = torch.cat([
-        torch.stack([kept(of, image.of(cloud.float() @ Q), nearest) for image in single], 2) for Q in turns.split(at_once)
+        kept(of, side_by_side([image.of(cloud.float() @ Q) for image in single]), nearest) for Q in turns.split(at_once)
     ])  # fmt: skip
     found = {f"{name}_null": drawn[..., at].mean(0) for at, name in enumerate(COMPARED)}
     found |= {f"{name}_null_sd": drawn[..., at].std(0) for at, name in enumerate(COMPARED)}
@@ -137,6 +138,12 @@ def by_chance(
     null = {rank: random_projections(cloud, of, rank, nearest, len(turns), seed) for rank in set(ranks)}
     found |= {f"{name}_projection": torch.stack([null[r][at] for r in ranks]) for at, name in enumerate(COMPARED)}
     return found | {"rsa_drawn": drawn[..., COMPARED.index("rsa")]}
+
+
+def side_by_side(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
+    """Clouds as one tensor; those of fewer dimensions get zeros, which move no distance."""
+    widest = max(cloud.shape[-1] for cloud in clouds)
+    return torch.stack([pad(cloud, (0, widest - cloud.shape[-1])) for cloud in clouds], -3)
 
 
 @dataclass(frozen=True, eq=False)

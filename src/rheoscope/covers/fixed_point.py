@@ -175,11 +175,11 @@ def kernel(
     moved, size = (way[1] - way[0])[kept], way[0][kept]
     there = size.norm(dim=-1)
     start = torch.randn(x.shape, generator=generator).to(x)
-    plain, back = jacobian(T, x)
+    forward, plain = jacobian(T, x)
 
-    def forward(v: Tensor) -> Tensor:
+    def back(w: Tensor) -> Tensor:
         hear()
-        return plain(v)
+        return plain(w)
 
     found = {
         "residual": moved.norm() / size.norm(),
@@ -193,7 +193,7 @@ def kernel(
     )
     found |= {name.replace("settling", "turn"): found[name][0] for name in NULLED}
     found["jacobian_norm"], found["jacobian_norm_error"] = norm(forward, back, start, math.ceil(iterations / 2))
-    found["jacobian_radius"], found["jacobian_radius_error"] = radius(forward, start, iterations)
+    found["jacobian_radius"], found["jacobian_radius_error"] = radius(back, start, iterations)
     return found
 
 
@@ -259,9 +259,12 @@ def norm(forward: Map, back: Map, v: Cloud, iterations: int) -> tuple[Float[Tens
     return square.sqrt(), (square + rest).sqrt() - square.sqrt()
 
 
-def radius(forward: Map, v: Cloud, iterations: int) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """The largest |eigenvalue| of ∂T/∂X and its error, on either side: J need not be symmetric."""
-    return arnoldi(forward, v, iterations)
+def radius(back: Map, v: Cloud, iterations: int) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The largest |eigenvalue| of ∂T/∂X and its error, on either side: J need not be symmetric.
+
+    Jᵀ has the same eigenvalues, and a product with it takes one pass back where one with J takes two.
+    """
+    return arnoldi(back, v, iterations)
 
 
 def arnoldi(A: Map, v: Cloud, iterations: int) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:

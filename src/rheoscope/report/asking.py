@@ -101,7 +101,10 @@ def ask(
     by = by or answer
     with _second_thread() as submit:
         known = controlled(controls, [one for one in asks if _controls(one.name, subject)], submit)
-        alone = [one for one in reversed(asks) if known and one.name not in ON_OTHERS]
+        alone = [one for one in reversed(asks) if known and one.name not in STAND_ON]
+        alone.sort(
+            key=lambda one: one.name not in (*STAND_ON.values(), LONGEST)
+        )  # lest anything waits for them at the end
         early = {one.name: submit(_asked, subject, one, so_far, None, by) for one in alone}
         for one in asks:
             waits = one.name not in early or early[one.name].cancel()  # nobody has begun
@@ -125,8 +128,10 @@ LONG = 256
 """Tokens from which on less is asked of the dearest analyses."""
 OF_SHORT = ("distortion", "energy", "fixed_point", "geometry_kept")
 """What controls are not asked of a long text."""
-ON_OTHERS = ("purity", "distorted_pairs", "score_attribution")
+STAND_ON = {"purity": "clusters", "distorted_pairs": "agreement", "score_attribution": "agreement"}
 """What is asked by the answer of another analysis, so that it must wait for it."""
+LONGEST = "fixed_point"
+"""What of a long text takes longest among the last."""
 
 
 def _controls(name: str, subject: Subject) -> int:

@@ -52,7 +52,7 @@ def cut(model: Running, said: str, first: int | None, window: int | None = None,
     if first is None and window is None:
         if longest is not None and len(ids) > longest:
             raise RheoscopeError(_too_long(len(ids), whole, said, longest, pieces))
-        return Pieces([said])
+        return Pieces([said], len(ids))
     before, inner, after = around(model, ids)
     if first is not None:
         inner = inner[: max(1, first - len(before) - len(after))]

@@ -99,16 +99,16 @@ def opened(
 
 
 LARGE = 30_000_000
-"""Weights of a model from which on one untrained control stands beside it, not several."""
+"""Weights of a model from which on one untrained control stands beside it, not several; beside a long text too."""
 
 
 def untrained_controls(
-    model: "Running", source: str | None, device: str | None, dtype: str | None, count: int | None = None
+    model: "Running", source: str | None, device: str | None, dtype: str | None, count: int | None, tokens: int
 ) -> "Sequence[Callable[[], Running]]":
-    """Each makes the same architecture at initial weights: as often as is asked for, or as the size of the model allows."""
+    """Each makes the same architecture at initial weights: as often as is asked for, or as model and text allow."""
     from rheoscope.opening import load
-    from rheoscope.report.asking import MOST
+    from rheoscope.report.asking import LONG, MOST
 
     weights = sum(weight.numel() for weight in model.network.parameters())
-    many = count if count is not None else MOST if weights < LARGE else 1
+    many = count if count is not None else MOST if weights < LARGE and tokens <= LONG else 1
     return [partial(load, source, device=device, dtype=dtype, untrained=True, seed=seed) for seed in range(many)]

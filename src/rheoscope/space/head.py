@@ -227,15 +227,12 @@ class Heads:
     def weights(self, x: Cloud, head: int) -> Float[Tensor, "n n"]:
         """Attention weights of one head, in float32 or better."""
         q, k, _ = self.read(x)
-        return self._weighed(q, k, head)
+        return of_head(self.mechanism, head).weights(*self.one(q, k, head))[0, 0]
 
     def every_weights(self, x: Cloud) -> Float[Tensor, "h n n"]:
         """The same of all heads, from one reading of the cloud."""
         q, k, _ = self.read(x)
-        return torch.stack([self._weighed(q, k, head) for head in range(self.count)])
-
-    def _weighed(self, q: Tensor, k: Tensor, head: int) -> Float[Tensor, "n n"]:
-        return of_head(self.mechanism, head).weights(*self.one(q, k, head))[0, 0]
+        return self.mechanism.weights(q, k)[0]
 
     def outputs(self, x: Cloud) -> Float[Tensor, "h n e"]:
         """sum_j alpha_ij v_j of every head, on the fastest exact lowering."""

@@ -266,7 +266,9 @@ class Session:
         if entry.edits or entry.opened.untrained or self.limits.controls == 0:
             return ()
         source = self.sources.checked(entry.opened.source)
-        makers = untrained_controls(entry.model, source, self.device, self.dtype, self.limits.controls)
+        makers = untrained_controls(
+            entry.model, source, self.device, self.dtype, self.limits.controls, len(entry.trace)
+        )
         return [partial(self._control, entry, job, make) for make in makers]
 
     def _control(self, entry: Entry, job: Job, make: Callable[[], Running]) -> Subject:

@@ -36,6 +36,14 @@ def test_every_experiment_has_its_figure(name: str) -> None:
     assert set(FIGURES) == set(NAMES)
 
 
+def test_dots_are_what_was_measured_and_lines_what_theory_gives() -> None:
+    told = done("equiangular")
+    line, dots = rs.plot(told).axes[0].lines[:2]
+    assert line.get_ydata() == pytest.approx(told.cosine_ode.values[0])
+    assert dots.get_ydata() == pytest.approx(told.cosine.values[0])
+    assert dots.get_linestyle() == "None"
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_another_seed_gives_other_particles_and_the_same_theory(name: str) -> None:
     first, other = done(name), done(name, 7)

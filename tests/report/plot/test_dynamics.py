@@ -2,18 +2,9 @@
 
 import pytest
 
-import rheoscope as rs
 from rheoscope.report.drawing import picture_of
 from rheoscope.report.picture import Line
 from tests.flow.dynamics.cases import done
-
-
-def test_dots_are_what_was_measured_and_lines_what_theory_gives() -> None:
-    told = done("equiangular")
-    line, dots = rs.plot(told).axes[0].lines[:2]
-    assert line.get_ydata() == pytest.approx(told.cosine_ode.values[0])
-    assert dots.get_ydata() == pytest.approx(told.cosine.values[0])
-    assert dots.get_linestyle() == "None"
 
 
 def test_the_picture_of_an_experiment_has_the_numbers_of_its_fields() -> None:

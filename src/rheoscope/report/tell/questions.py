@@ -44,7 +44,7 @@ def sampled(answers: Answers) -> str:
         error = float(distortion.rsa_error.mean())
         said.append(f"distortion at {distortion.attrs['rows']} tokens beside all others (a head ± {short(error)})")
     return (
-        f" A long text: {', '.join(said)}, drawn at random; fewer draws, one layer of fixed_point, a control of agreement, transport and "
+        f" A long text: {', '.join(said)}, drawn at random; fewer draws and steps, a control of agreement, transport and "
         "clusters alone."
         if said
         else ""
