@@ -748,7 +748,7 @@ export const zhSaid: Record<string, string> = {
   "Length over the median": "长度与中位数之比",
   "Less": "少于",
   "Likeliest next tokens": "最可能的下一词元",
-  "Locally contracting here: {0} of {1} asked. Applied again, a small change grows by up to {2} ± {3} in the median layer{4}; one pass turns tokens by {5} rad (displacements permuted {6}).": "此处局部收缩：所问的 {1}中有 {0} 层。反复作用时，小变化在中位层最多增长 {2} ± {3} 倍{4}；一次作用使词元转动 {5} 弧度（置换位移后 {6}）。",
+  "Locally contracting here: {0} of {1} asked. Where L{2} is applied again, a small change grows by up to {3} ± {4} times{5}; one pass turns tokens by {6} rad (displacements permuted {7}).": "此处局部收缩：所问的 {1}中有 {0} 层。反复作用 L{2} 时，小变化最多增长 {3} ± {4} 倍{5}；一次作用使词元转动 {6} 弧度（置换位移后 {7}）。",
   "Logit of target less foil": "目标与陪衬的 logit 之差",
   "Loss of every text": "每段文本的损失",
   "Loss of the target, nats": "目标的损失（奈特）",

@@ -226,9 +226,10 @@ def settling(answers: Answers, question: Question) -> Verdict:
     control = beside(answers.untrained("fixed_point", lambda d: float(d.jacobian_radius.median())))
     middle = int(np.argsort(radius)[len(radius) // 2])
     line = (
-        f"Locally contracting here: {int(inside.sum())} of {plural(len(radius), 'layer')} asked. Applied again, a small change grows by up "
-        f"to {short(float(radius[middle]))} ± {short(float(error[middle]))} in the median layer{control}; one pass turns tokens by "
-        f"{short(float(layers.turn.median()))} rad (displacements permuted {short(float(layers.turn_null.median()))})."
+        f"Locally contracting here: {int(inside.sum())} of {plural(len(radius), 'layer')} asked. Where L{int(layers.layer[middle])} is "
+        f"applied again, a small change grows by up to {short(float(radius[middle]))} ± {short(float(error[middle]))} times{control}; "
+        f"one pass turns tokens by {short(float(layers.turn.median()))} rad (displacements permuted "
+        f"{short(float(layers.turn_null.median()))})."
     )
     return Verdict(question.question, answer, line, question.deeper)
 
