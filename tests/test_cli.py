@@ -69,7 +69,6 @@ def on(words: list[str], models: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (["--version"], 0),
         (["--file", "nowhere.txt"], 1),
         (["flow", "-m", "far", "the keys to the cabinet", "--no-html", "--fast"], 0),
     ],

@@ -173,7 +173,7 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
     ],
 )  # fmt: skip
 def test_every_command_has_a_page(name: str, options: dict[str, Any], titles: list[str]) -> None:
-    answers = answered(JOBS[name], **options)
+    answers = answered(JOBS[name], of=small(), **options)
     assert answers.left_out == {}
     parts = Parts(page_of(JOBS[name], answers).html())
     assert set(titles) <= set(parts.texts["h2"])

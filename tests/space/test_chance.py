@@ -127,5 +127,6 @@ def test_no_spread_and_no_null_give_no_z() -> None:
 @given(st.floats(-30, 30), st.integers(1, 200))
 def test_students_law_is_scipys(t: float, freedom: int) -> None:
     assert float(student(torch.tensor(t, dtype=torch.float64), freedom)) == pytest.approx(
-        2 * stdtr(freedom, -abs(t)), abs=1e-10
+        2 * stdtr(freedom, -abs(t)),
+        abs=1e-8,  # scipy's own rounding near 0
     )

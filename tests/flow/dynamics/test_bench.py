@@ -30,7 +30,6 @@ def test_every_number_is_within_two_percent(name: str) -> None:
 def test_every_experiment_has_its_figure(name: str) -> None:
     """Here, beside its numbers: so no other worker does the experiment again."""
     figure = rs.plot(done(name))
-    figure.draw_without_rendering()
     assert all(axis.get_title("left") and (axis.lines or axis.collections or axis.patches) for axis in figure.axes)
     assert len(figure.axes) == 2
     assert set(FIGURES) == set(NAMES)
