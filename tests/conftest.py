@@ -2,7 +2,9 @@
 
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import jaxtyping
@@ -46,6 +48,8 @@ UNCHECKED = (
 )
 """Tests of many rooms at once, or of many runs of one. The check of shapes at every call takes half their time and finds
 what the other tests of the room find."""
+CHECKED, CASES = 3, defaultdict[str, Iterator[int]](count)
+"""Cases of one test in which shapes are checked, and how many each has had in this process."""
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 """A directory of real checkpoints, one folder each; tests marked `real_weights` run where it exists."""
 
@@ -87,9 +91,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Shapes are checked at every call of a room's own tests, and not again in those of the whole house."""
+    """Shapes are checked in the first cases of a room's own tests, and not again in those of the whole house."""
     place = f"{item.path.relative_to(ROOT).as_posix()}::{item.name}"
-    jaxtyping.config.update("jaxtyping_disable", place.startswith(UNCHECKED))
+    case = next(CASES[place.split("[")[0]])
+    jaxtyping.config.update("jaxtyping_disable", place.startswith(UNCHECKED) or case >= CHECKED)
     return (yield)
 
 
