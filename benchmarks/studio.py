@@ -158,7 +158,7 @@ def browser_of() -> tuple[Any, str] | str:
 def deep(layers: int) -> Session:
     """An untrained model of so many layers, narrow: the page draws three directions of it, however many there are."""
 
-    def load(source: str | None, untrained: bool = False, progress: Any = None) -> Any:
+    def load(source: str | None, **given: Any) -> Any:
         torch.manual_seed(0)
         shipped = rs.load()
         size = Config(shipped.view.embed.shape[0], width=32, depth=layers, heads=4, hidden=64, context=1024)
