@@ -428,7 +428,9 @@ app.command("studio")(studio)
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
     show_anyhow(sys.stdout, sys.stderr)
-    gc.set_threshold(1_000_000, 10, 10)  # imports make half a million objects that stay: a search takes as long as an analysis
+    gc.set_threshold(
+        1_000_000, 10, 10
+    )  # imports make half a million objects that stay: a search takes as long as an analysis
     try:
         app(asked(sys.argv[1:]))
     except Exception as error:
