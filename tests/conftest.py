@@ -71,7 +71,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what was collected lives as long as the run; no search for garbage walks through it again
-    gc.set_threshold(50_000, 20, 50)  # most garbage needs no search, and the search takes a twentieth of the time
+    gc.set_threshold(50_000, 20, 50)  # most garbage needs no search
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
