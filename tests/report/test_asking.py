@@ -195,3 +195,14 @@ def test_of_a_long_text_controls_are_not_asked_what_is_dear(monkeypatch: pytest.
     assert [sorted(c.found) for c in ask(own, asks, controls=[lambda: own]).controls] == [["clusters", "geometry_kept"]]
     monkeypatch.setattr(asking, "LONG", len(own.trace or ()) - 1)
     assert [sorted(c.found) for c in ask(own, asks, controls=[lambda: own]).controls] == [["clusters"]]
+
+
+def test_what_is_asked_twice_beside_a_control_has_both_answers() -> None:
+    one = small()
+    own = Subject(one, TEXT, one.trace(TEXT))
+    twice = (
+        Ask("transport", lambda so_far: {"few": {"draws": 2}}),
+        Ask("transport", lambda so_far: {"more": {"draws": 3}}),
+    )
+    found = ask(own, [Ask("clusters"), *twice], controls=[lambda: own]).found
+    assert [found[f"transport {word}"].attrs["draws"] for word in ("few", "more")] == [2, 3]

@@ -154,7 +154,8 @@ def kernel(
     has enough keys.
     """
     some = torch.arange(len(start), device=start.device) if some is None else some
-    total, squares, count = over_queries(read, *sides(read, turned), start, least, some)
+    q, k = sides(read, turned)
+    total, squares, count = summed(by_query(read, q, k, start, least, some), q)
     if not count:
         nothing = torch.full_like(total, float("nan"))
         return nothing, nothing[..., 0], 0
@@ -163,18 +164,14 @@ def kernel(
     return mean, (error * (1 - len(some) / len(start))).sqrt(), count
 
 
-def over_queries(
-    read: Read,
-    q: Float[Tensor, "c h n k"],
-    k: Float[Tensor, "c h n k"],
-    start: Float[Tensor, "n d"],
-    least: int,
-    some: Int[Tensor, " m"],
-) -> tuple[Float[Tensor, "c h 5"], Float[Tensor, "c h"], int]:
-    """Sums over some queries of one layer, in blocks of queries, the sum of squares of the first, and their number."""
+Blocks = Iterator[tuple[Int[Tensor, " rows"], Float[Tensor, "c h rows 5"]]]
+
+
+def summed(blocks: Blocks, q: Float[Tensor, "c h n k"]) -> tuple[Float[Tensor, "c h 5"], Float[Tensor, "c h"], int]:
+    """Sums over the queries of one layer, block after block, the sum of squares of the first, and their number."""
     total, count = torch.zeros(*q.shape[:2], 5, dtype=torch.float64, device=q.device), 0
     squares = torch.zeros_like(total[..., 0])
-    for rows, found in by_query(read, q, k, start, least, some):
+    for rows, found in blocks:
         total, squares = total + found.sum(2), squares + found[..., 0].square().sum(2)
         count += len(rows)
     return total, squares, count
@@ -187,7 +184,7 @@ def by_query(
     start: Float[Tensor, "n d"],
     least: int,
     some: Int[Tensor, " m"],
-) -> Iterator[tuple[Int[Tensor, " rows"], Float[Tensor, "c h rows 5"]]]:
+) -> Blocks:
     """The five correlations of single queries, a block of those that have enough keys at a time."""
     cloud, at = centred(read.hat), read.at
     like, length = torch.stack([unit(cloud), unit(read.hat)]), cloud.norm(dim=-1)

@@ -102,13 +102,11 @@ def ask(
     with _second_thread() as submit:
         known = controlled(controls, [one for one in asks if _controls(one.name, subject)], submit)
         alone = [one for one in reversed(asks) if known and one.name not in STAND_ON]
-        alone.sort(
-            key=lambda one: one.name not in (*STAND_ON.values(), LONGEST)
-        )  # lest anything waits for them at the end
-        early = {one.name: submit(_asked, subject, one, so_far, None, by) for one in alone}
+        alone.sort(key=lambda one: one.name not in BEGUN_FIRST)
+        early = {one: submit(_asked, subject, one, so_far, None, by) for one in alone}
         for one in asks:
-            waits = one.name not in early or early[one.name].cancel()  # nobody has begun
-            so_far = _asked(subject, one, so_far, tell, by) if waits else so_far.joined(early[one.name].result())
+            waits = one not in early or early[one].cancel()  # nobody has begun
+            so_far = _asked(subject, one, so_far, tell, by) if waits else so_far.joined(early[one].result())
             if one.name in known:
                 so_far = _with_controls(so_far, known[one.name])
             hear(so_far)
@@ -130,8 +128,8 @@ OF_SHORT = ("distortion", "energy", "fixed_point", "geometry_kept")
 """What controls are not asked of a long text."""
 STAND_ON = {"purity": "clusters", "distorted_pairs": "agreement", "score_attribution": "agreement"}
 """What is asked by the answer of another analysis, so that it must wait for it."""
-LONGEST = "fixed_point"
-"""What of a long text takes longest among the last."""
+BEGUN_FIRST = (*STAND_ON.values(), "fixed_point")
+"""What others stand on, and what of a long text takes longest among the last: nothing shall wait for them at the end."""
 
 
 def _controls(name: str, subject: Subject) -> int:
