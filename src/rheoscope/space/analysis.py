@@ -72,8 +72,12 @@ class Analysis:
     `needs` what it must be given, `fields` every array it may answer with. A `dear` one costs many forward passes, so that the
     report of a text leaves it to those who ask for it by name.
 
+    `batch` asks many texts at once, `batch(traces, **settings)`: some or all of the fields as tensors (text, *dims) on the device
+    of the traces. Along `token` they are as long as the longest text, NaN (−1 of whole numbers) where a text has no such token or
+    the analysis drops it.
+
     **Laws** `ask` can be called with its subject alone: every setting has a default. Each field of an answer is declared, and
-    has the declared axes.
+    has the declared axes. What `batch` gives for a text is what `ask` answers to it alone.
 
     >>> import torch
     >>> length = Analysis("length", "How long is it?", lambda trace: None, "trace", {"n": Field((), "number of tokens")})
@@ -87,6 +91,7 @@ class Analysis:
     needs: Needs
     fields: Mapping[str, Field]
     dear: bool = False
+    batch: "Callable[..., dict[str, Tensor]] | None" = None
 
     def answer(
         self, values: Mapping[str, Any], coords: Mapping[str, Any], attributes: Mapping[str, Any]

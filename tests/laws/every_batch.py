@@ -1,0 +1,44 @@
+"""One battery for every analysis that asks many texts at once: each text's numbers are those it has alone.
+
+Texts differ in length, so that padding stands beside them; one of them is asked with its longest tokens as massive ones.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from rheoscope.catalogue import TABLE, analysis
+from tests.cases import double, text
+from tests.laws.every_analysis import SETTINGS
+from tests.pretrained.cases import once
+
+BATCHED = [name for name in TABLE if analysis(name).batch is not None]
+MODELS = ["gpt2", "llama", "bert"]
+"""Causal with biases, rotary with grouped heads, and one that looks both ways after its norms."""
+LENGTHS = (18, 11, 14)
+
+
+@once
+def texts(name: str) -> Any:
+    return double(name).trace([text(at, n) for at, n in enumerate(LENGTHS)])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", BATCHED)
+def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
+    one, traces, settings = analysis(name), texts(model), SETTINGS.get(name, {})
+    assert one.batch is not None
+    found = one.batch(traces, **settings)
+    assert found
+    for at, trace in enumerate(traces):
+        alone = one.ask(trace, **settings)
+        for field, values in found.items():
+            expected = torch.as_tensor(alone[field].values)
+            mine = values[at]
+            for axis, dim in enumerate(one.fields[field].dims):
+                if dim == "token":
+                    mine = mine.index_select(axis, torch.as_tensor(alone.token.values))
+            torch.testing.assert_close(
+                mine.to(expected), expected, rtol=1e-6, atol=1e-9, equal_nan=True, msg=lambda m, f=field: f"{f}: {m}"
+            )
