@@ -1,11 +1,14 @@
-"""What an analysis of the covers looks at: the cloud that each layer reads, massive tokens left out."""
+"""What an analysis of the covers looks at: the cloud that each layer reads, massive tokens left out.
+
+Of one text (`layers`) those tokens are left out; of many (`layers_of_many`) all stay where they are, and `kept` says which count.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
@@ -13,6 +16,7 @@ from rheoscope.space.head import Heads
 from rheoscope.space.share import exact
 from rheoscope.space.ticking import tick
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
 
 
@@ -35,8 +39,7 @@ def layers(trace: Trace, keep_massive: bool = False, least: int = 1) -> Iterator
     256
     """
     at = tokens(trace, keep_massive, least)
-    if not bool(torch.stack(trace.points.aminmax()).isfinite().all()):
-        raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
+    check_finite(trace.points)
     for layer in range(trace.view.layers):
         tick(layer, trace.view.layers)
         yield read(trace, layer, at)
@@ -46,6 +49,43 @@ def read(trace: Trace, layer: int, at: Int[Tensor, " n"]) -> Read:
     """What one layer reads of a text, with the tokens at these places as those that count."""
     heads, x = trace.view.heads_of(layer), trace.read_by(layer)
     return Read(layer, heads, x, heads.norm.hat(exact(x))[at], at)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadMany:
+    """What one layer reads of many texts: its heads, all points, x̂ of every token (0 where it does not count), and which count."""
+
+    layer: int
+    heads: Heads
+    x: Float[Tensor, "b n d"]
+    hat: Float[Tensor, "b n d"]
+    kept: Bool[Tensor, "b n"]
+
+
+def layers_of_many(traces: Traces, kept: Bool[Tensor, "b n"]) -> Iterator[ReadMany]:
+    """Layer by layer what the heads read of many texts, with these tokens as those that count.
+
+    >>> import rheoscope as rs
+    >>> traces = rs.load().trace(["The keys to the cabinet", "A cat"])
+    >>> next(layers_of_many(traces, traces.real)).hat.shape[0]
+    2
+    """
+    check_finite(torch.where(traces.real[:, None], traces.norms, 0))
+    for layer in range(traces.view.layers):
+        tick(layer, traces.view.layers)
+        yield read_many(traces, layer, kept)
+
+
+def read_many(traces: Traces, layer: int, kept: Bool[Tensor, "b n"]) -> ReadMany:
+    """What one layer reads of many texts, with these tokens as those that count."""
+    heads, x = traces.view.heads_of(layer), traces.read_by(layer)
+    return ReadMany(layer, heads, x, torch.where(kept[..., None], heads.norm.hat(exact(x)), 0), kept)
+
+
+def check_finite(points: Tensor) -> None:
+    """Refuse points that are no numbers: every statistic would be one of nothing."""
+    if not bool(torch.stack(points.aminmax()).isfinite().all()):
+        raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
 
 
 def tokens(trace: Trace, keep_massive: bool, least: int = 1) -> Int[Tensor, " n"]:

@@ -27,7 +27,7 @@ from rheoscope.space.operator import Factored
 from rheoscope.space.transposed import transposed
 
 Cloud = Float[Tensor, "n d"]
-Projected = tuple[Float[Tensor, "1 h n k"], Float[Tensor, "1 g n k"], Float[Tensor, "1 g n e"]]
+Projected = tuple[Float[Tensor, "b h n k"], Float[Tensor, "b g n k"], Float[Tensor, "b g n e"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,9 +208,10 @@ class Heads:
         )
         return Factored(_shared(norm.fold(self.W_V), self.count), W_O)
 
-    def read(self, x: Cloud) -> Projected:
-        """q, k, v of a cloud, by the model's own norm and projections."""
-        return self.project(self.norm.own(x)[None])
+    def read(self, x: Float[Tensor, "*b n d"]) -> Projected:
+        """q, k, v of a cloud (a batch of one) or of many, by the model's own norm and projections."""
+        u = self.norm.own(x)
+        return self.project(u if u.ndim == 3 else u[None])
 
     def one(self, q: Tensor, k: Tensor, head: int) -> tuple[Tensor, Tensor]:
         g = self.group(head)

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "m n"]) -> Float[Tensor, "*t m n"]:
+def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
     """The rank of every usable entry among those of its row, less the mean rank; 0 elsewhere. Float64.
 
     Entries that are equal but for rounding share their mean rank. Inner products of such rows are what Spearman's

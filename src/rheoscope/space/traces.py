@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import overload
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -56,6 +57,54 @@ class Traces(Sequence[Trace]):
 
     def __getitem__(self, at: int | slice) -> "Trace | Traces":
         return self._each[at] if isinstance(at, int) else self._some(at)
+
+    @staticmethod
+    def of(trace: Trace) -> "Traces":
+        """One text as a batch of one, in the same memory: what asks many texts at once asks one too.
+
+        >>> import rheoscope as rs
+        >>> len(Traces.of(rs.load().trace("A cat")))
+        1
+        """
+        real = torch.ones(1, len(trace), dtype=torch.bool, device=trace.points.device)
+        return Traces(
+            view=trace.view,
+            points=trace.points[None],
+            ids=trace.ids[None],
+            real=real,
+            lengths=real.sum(-1),
+            tokens=(trace.tokens,),
+            texts=(trace.text,),
+            steps=trace.steps,
+            where=trace.where,
+            middle=trace.middle,
+            logits=None if trace.logits is None else trace.logits[None],
+            not_read=trace.not_read,
+        )
+
+    def read_by(self, layer: int) -> Float[Tensor, "b n d"]:
+        """The clouds that the attention of a layer reads."""
+        self.view.heads_of(layer)
+        return self.points[:, self.where[layer]]
+
+    @cached_property
+    def norms(self) -> Float[Tensor, "b p n"]:
+        """‖x‖ of every token after every step, in float32 or better; whatever padding has where there is none."""
+        return self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
+
+    def ordinary(self, keep_massive: bool = False, least: int = 1, times: float = 5.0) -> Bool[Tensor, "b n"]:
+        """Which tokens statistics of clouds are about, text by text, as `Trace.ordinary` says it of one."""
+        there = self.real
+        if not keep_massive:
+            sizes = torch.where(self.real[:, None], self.norms, torch.inf).sort(-1).values
+            middle = ((self.lengths - 1) // 2)[:, None, None].expand(-1, sizes.shape[1], 1)
+            there = there & ~(self.norms > times * sizes.gather(-1, middle)).any(1)
+        fewest = int(there.sum(-1).min())
+        if fewest < least:
+            raise RheoscopeError(
+                f"this needs at least {least} tokens that are not massive, got {fewest}; type a longer text"
+            )
+        return there
 
     def _some(self, at: slice) -> "Traces":
         if at.step is not None and at.step < 1:
