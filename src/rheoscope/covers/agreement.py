@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.covers.queries import Block, Turned, by_query, centred, drawn_queries, sides, unit
-from rheoscope.covers.reading import ReadMany, check_control, layers_of_many, named, provenance
+from rheoscope.covers.reading import ReadMany, check_control, counted, layers_of_many, named, provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import pooled_p, q_values, rotations, z_scores
@@ -140,7 +140,7 @@ class Table:
 def _table(
     traces: Traces, turned: Turned | None, least: int, keep_massive: bool, queries: int | None, seed: int
 ) -> Table:
-    kept = traces.ordinary(keep_massive, least=2)
+    kept = counted(traces, keep_massive, least=2)
     start = unit(centred(exact(traces.points[:, 0]), kept))
     at_once = numbers_in_cache(kept.device) // (kept.numel() * traces.view.heads * (1 if turned is None else len(turned[0])))
     some = drawn_queries(kept, queries, seed, max(1, at_once))

@@ -82,6 +82,12 @@ def read_many(traces: Traces, layer: int, kept: Bool[Tensor, "b n"]) -> ReadMany
     return ReadMany(layer, heads, x, torch.where(kept[..., None], heads.norm.hat(exact(x)), 0), kept)
 
 
+def counted(traces: Traces, keep_massive: bool, least: int = 1) -> Bool[Tensor, "b n"]:
+    """Which tokens of every text count."""
+    kept = traces.ordinary(keep_massive, least)
+    return traces.real if kept is None else kept
+
+
 def check_finite(points: Tensor) -> None:
     """Refuse points that are no numbers: every statistic would be one of nothing."""
     if not bool(torch.stack(points.aminmax()).isfinite().all()):

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.attention.mask import Mask, Padding
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
@@ -86,6 +87,16 @@ class Traces(Sequence[Trace]):
         """The clouds that the attention of a layer reads."""
         self.view.heads_of(layer)
         return self.points[:, self.where[layer]]
+
+    @cached_property
+    def unpadded(self) -> bool:
+        """Whether all texts are of one length."""
+        return bool(self.real.all())
+
+    def unseen(self, layer: int) -> Mask | None:
+        """What heads must not see besides: padding, unless a token never sees what comes after it."""
+        causal = self.view.heads_of(layer).mechanism.mask.is_causal
+        return None if causal or self.unpadded else Padding(self.real)
 
     @cached_property
     def norms(self) -> Float[Tensor, "b p n"]:
