@@ -47,8 +47,8 @@ def mean_draws(
     The last three are turned over (−I is a rotation), each head by itself.
     """
     generator = Generator().manual_seed(seed)
-    S = found["singular_values_M"].double().cpu().flatten(0, 1)
-    drawn = {"symmetry": torch.stack(list(symmetry_draws(S, width, draws, generator))).mean(-1)}
+    S = found["singular_values_M"].double().flatten(0, 1)
+    drawn = {"symmetry": torch.stack(list(symmetry_draws(S, width, draws, generator))).mean(-1).cpu()}
     for name, middle in EVEN.items():
         off = found[name].double().cpu().flatten() - middle
         drawn[name] = middle + (signs(len(off), draws, generator) * off).mean(-1)
@@ -62,14 +62,15 @@ def symmetry_draws(
     S = S[:, :width]
     S = (S / S.square().sum(-1, keepdim=True).sqrt().clamp(min=torch.finfo(S.dtype).tiny)).float()
     heads, rank = S.shape
-    pool = corners(min(draws * heads, math.ceil(POOLED / rank)), rank, width, generator)
+    pool = corners(min(draws * heads, math.ceil(POOLED / rank)), rank, width, generator).to(S.device)
     for at in range(draws):
         if len(pool) == draws * heads:
             yield _traces(pool[at * heads : (at + 1) * heads], S)
         else:
-            some = pool[torch.randint(len(pool), (heads,), generator=generator)]
-            order = torch.rand(heads, rank, generator=generator).argsort(-1)
-            yield _traces(some.gather(-1, order[:, None].expand_as(some)), S * signs(rank, heads, generator))
+            some = pool[torch.randint(len(pool), (heads,), generator=generator).to(S.device)]
+            order = torch.rand(heads, rank, generator=generator).to(S.device).argsort(-1)
+            turned_over = S * signs(rank, heads, generator).to(S.device)
+            yield _traces(some.gather(-1, order[:, None].expand_as(some)), turned_over)
 
 
 def _traces(W: Float[Tensor, "h r r"], S: Float[Tensor, "h r"]) -> Float[Tensor, " h"]:

@@ -15,6 +15,7 @@ from rheoscope.covers.reading import Read, layers, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import drawn_rows
+from rheoscope.space.decomposed import svdvals
 from rheoscope.space.head import Heads
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
@@ -201,7 +202,7 @@ def random_projections(
 
 def mismatch(query: Image, key: Image, width: int) -> dict[str, Tensor]:
     """How the space that queries read lies to the space that keys read; a head of a lower rank has fewer angles."""
-    cosines, rank = torch.linalg.svdvals(query.basis.mT @ key.basis).clamp(max=1), query.rank
+    cosines, rank = svdvals(query.basis.mT @ key.basis).clamp(max=1), query.rank
     there = torch.arange(cosines.shape[-1], device=cosines.device) < rank[:, None]
     diagonal = (query.left * key.left).sum((-2, -1))  # tr(L R) = ⟨L, Rᵀ⟩
     null, spread = mismatch_null(rank, width)

@@ -143,7 +143,7 @@ def shares_of(
     With W the whole scores less their mean along each row, Σ cov(abᵀ, W) = Σ_i ⟨a_i, (Wb)_i⟩: the table of a part is never made.
     """
     k = k - k.mean(-2, keepdim=True)  # adds a constant to every row, which softmax cannot see
-    size = max(1, numbers_at_once(q.device) // (q[0, ..., 0].numel()))
+    size = max(1, numbers_at_once(q.device) // q[0, ..., 0].numel())
     blocks = [slice(low, low + size) for low in range(0, q.shape[-2], size)]
     found = [covariances(q[..., rows, :], k, allowed[..., rows, :]) for rows in blocks]
     along, variance = (torch.stack(each).sum(0) for each in zip(*found, strict=True))

@@ -23,6 +23,7 @@ from rheoscope.attention.position import Placing, rotation_of
 from rheoscope.cards import card
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
+from rheoscope.space.decomposed import svdvals
 from rheoscope.space.operator import Factored
 from rheoscope.space.transposed import transposed
 
@@ -111,7 +112,7 @@ class Relevance(Factored):
     def _singular_values(self) -> Float[Tensor, "*h r"]:
         # The symmetric part of a form is asked for as well: one decomposition serves both (a ends in rows of zeros).
         a, b = self._joint
-        return torch.linalg.svdvals(a[..., : a.shape[-1], :] @ b.mT)
+        return svdvals(a[..., : a.shape[-1], :] @ b.mT)
 
     def symmetry_at(self, offset: int) -> Float[Tensor, "*h"]:
         """s(delta) = tr(M(delta) M(-delta)) / (|M(delta)| |M(-delta)|): 1 for tied queries and keys at every offset."""

@@ -15,12 +15,14 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float
     >>> ranked(torch.tensor([[3.0, 1.0, 9.0, 1.0]]), torch.tensor([[True, True, False, True]])).tolist()
     [[1.0, -0.5, 0.0, -0.5]]
     """
+    if x.device.type != "cpu":
+        return _ranked_by_search(x, usable)
     size = torch.where(usable, x, 0).abs().amax(-1, keepdim=True).double()
     filled = torch.where(usable, x.double(), float("inf"))
     order = ordered(filled)
     filled = filled.gather(-1, order)
     tied = filled.diff(dim=-1) <= 16 * torch.finfo(x.dtype).eps * size  # ∞ − ∞ is NaN and no tie
-    places = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device)
+    places = torch.arange(x.shape[-1], dtype=torch.float64)
     some = tied.any(-1)
     if bool(some.any()):
         places = places.expand(x.shape).contiguous()
@@ -29,6 +31,20 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float
         places = places.expand(x.shape)
     ranks = torch.empty_like(filled).scatter_(-1, order, places)
     return torch.where(usable, ranks - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
+
+
+def _ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
+    """The same on a GPU, which sorts fast, and faster without places: how many are smaller, and how many are not larger.
+
+    Numbers alone travel and nothing is asked of the device. What is equal but for rounding is what lies within 16 ulp of the
+    row's largest number, where on a CPU runs of neighbours may reach further.
+    """
+    x = torch.where(usable, x, float("inf")).contiguous()
+    apart = 16 * torch.finfo(x.dtype).eps * torch.where(usable, x, 0).abs().amax(-1, keepdim=True)
+    line = x.sort(-1).values
+    smaller = torch.searchsorted(line, x - apart, out_int32=True)
+    twice = smaller.add_(torch.searchsorted(line, x.add_(apart), right=True, out_int32=True))
+    return torch.where(usable, twice.double().sub_(usable.sum(-1, keepdim=True)).div_(2), 0)
 
 
 def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = None) -> Float[Tensor, "*t n"]:
