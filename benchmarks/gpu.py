@@ -23,8 +23,16 @@ import rheoscope as rs
 from rheoscope.catalogue import analysis
 from rheoscope.shapes import RheoscopeError
 
-MEDIUM = dict(n_layer=24, n_head=16, n_embd=1024, n_positions=1024)
-TINY = dict(n_layer=2, n_head=2, n_embd=8, n_positions=32, vocab_size=50, bos_token_id=0, eos_token_id=0)
+MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024}
+TINY = {
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 8,
+    "n_positions": 32,
+    "vocab_size": 50,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 @dataclass(frozen=True)
