@@ -199,7 +199,7 @@ def rows_of(given: Given, chosen: Sequence[str], most: float) -> list[dict[str, 
             continue
         try:
             rows.append(measured(given, name, row, most))
-        except (RheoscopeError, torch.OutOfMemoryError) as error:
+        except (RheoscopeError, RuntimeError) as error:  # RuntimeError: torch's own, of devices, dtypes and memory
             print(f"{name:46s} {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
     return rows
 
