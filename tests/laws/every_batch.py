@@ -38,7 +38,7 @@ def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
             mine = values[at]
             for axis, dim in enumerate(one.fields[field].dims):
                 if dim == "token":
-                    mine = mine.index_select(axis, torch.as_tensor(alone.token.values))
+                    mine = mine.index_select(axis, torch.tensor(alone.token.values.tolist()))
             torch.testing.assert_close(
                 mine.to(expected), expected, rtol=1e-6, atol=1e-9, equal_nan=True, msg=lambda m, f=field: f"{f}: {m}"
             )

@@ -16,6 +16,7 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
 
 SPACES = ("raw", "normed", "sphere")
 
@@ -40,11 +41,11 @@ class Clouds:
         return len(self.at)
 
     def __iter__(self) -> Iterator[Float[Tensor, "n d"]]:
-        return (_placed(self.trace, self.trace.points[at, self.tokens], self.space) for at in self.at)
+        return (placed(self.trace.view, self.trace.points[at, self.tokens], self.space) for at in self.at)
 
     @property
     def points(self) -> Float[Tensor, "p n d"]:
-        return _placed(self.trace, self.trace.points[torch.tensor(self.at)[:, None], self.tokens], self.space)
+        return placed(self.trace.view, self.trace.points[torch.tensor(self.at)[:, None], self.tokens], self.space)
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -117,9 +118,11 @@ def _points(trace: Trace, grain: str) -> list[int]:
     raise RheoscopeError(f"unknown grain {grain!r}; type 'layer' or 'half'")
 
 
-def _placed(trace: Trace, points: Float[Tensor, "*p n d"], space: str) -> Float[Tensor, "*p n d"]:
+def placed(view: View, points: Float[Tensor, "*p n d"], space: str) -> Float[Tensor, "*p n d"]:
+    """Points as they stand in a space, in float32 or better."""
+    check_space(space)
     if space == "normed":
         with torch.no_grad():
-            points = trace.view.final_norm.own(points)
+            points = view.final_norm.own(points)
     points = exact(points)
     return points / points.norm(dim=-1, keepdim=True).clamp(min=1e-30) if space == "sphere" else points
