@@ -16,6 +16,7 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
 
 SPACES = ("raw", "normed", "sphere")
@@ -80,7 +81,7 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
     True
     """
     check_space(space)
-    at = _points(trace, grain)
+    at = points_of(trace, grain)
     tokens = trace.ordinary(keep_massive, least).nonzero()[:, 0].tolist()
     if not all(bool(edge.isfinite()) for edge in trace.points.aminmax()):  # NaN is the least and the largest
         raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
@@ -110,7 +111,8 @@ def check_space(space: str) -> None:
         raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
 
 
-def _points(trace: Trace, grain: str) -> list[int]:
+def points_of(trace: Trace | Traces, grain: str) -> list[int]:
+    """Which points: every one (`half`), or the embedding and the end of every layer (`layer`)."""
     if grain == "half":
         return list(range(len(trace.steps)))
     if grain == "layer":

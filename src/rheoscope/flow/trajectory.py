@@ -69,7 +69,7 @@ def batch(
     traces: Traces, space: str = "raw", draws: int = 200, seed: int = 0, keep_massive: bool = False
 ) -> dict[str, Tensor]:
     """Paths of many texts at once: all but the map of the paths, which is one text's."""
-    there, points = traces.ordinary(keep_massive), placed(traces.view, traces.points, space)
+    there, points = traces.counted(keep_massive), placed(traces.view, traces.points, space)
     values = kernel(
         points, traces.view.as_read, traces.where, traces.middle, ends_of(traces), draws, seed, there
     )

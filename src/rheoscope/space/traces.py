@@ -76,14 +76,38 @@ class Traces(Sequence[Trace]):
             logits=None if self.logits is None else self.logits[at],
         )
 
+    @staticmethod
+    def of(trace: Trace) -> "Traces":
+        """One text as a batch of one, in the same memory: what asks many texts at once asks one too.
+
+        >>> import rheoscope as rs
+        >>> len(Traces.of(rs.load().trace("A cat")))
+        1
+        """
+        real = torch.ones(1, len(trace), dtype=torch.bool, device=trace.points.device)
+        return Traces(
+            view=trace.view,
+            points=trace.points[None],
+            ids=trace.ids[None],
+            real=real,
+            lengths=real.sum(-1),
+            tokens=(trace.tokens,),
+            texts=(trace.text,),
+            steps=trace.steps,
+            where=trace.where,
+            middle=trace.middle,
+            logits=None if trace.logits is None else trace.logits[None],
+            not_read=trace.not_read,
+        )
+
     @cached_property
-    def sizes(self) -> Float[Tensor, "b p n"]:
+    def norms(self) -> Float[Tensor, "b p n"]:
         """‖x‖ of every token after every step, in float32 or better; NaN where a text is padded."""
         return torch.where(self.real[:, None], exact(self.points).norm(dim=-1), torch.nan)
 
     def massive(self, times: float = 5.0) -> Bool[Tensor, "b n"]:
         """Which tokens are longer than `times` the median length of their text at any step; see `Trace.massive`."""
-        return (self.sizes > times * self.sizes.nanmedian(-1, keepdim=True).values).any(1)
+        return (self.norms > times * self.norms.nanmedian(-1, keepdim=True).values).any(1)
 
     @cached_property
     def _ordinary(self) -> Bool[Tensor, "b n"]:
@@ -92,13 +116,18 @@ class Traces(Sequence[Trace]):
     @cached_property
     def _fewest(self) -> dict[bool, tuple[int, bool]]:
         """Of all texts, the fewest tokens (massive ones kept, or not), and whether none is left out: the device is asked once."""
-        if not bool(self.sizes.isnan().eq(~self.real[:, None]).logical_and(~self.sizes.isinf()).all()):
+        if not bool(self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()):
             raise RheoscopeError("the points of a text hold NaN or infinity; type dtype='float32', or other texts")
         counts = torch.stack([there.sum(-1).amin() for there in (self._ordinary, self.real)]).tolist()
         return {keep: (count, count == self.real.shape[-1]) for keep, count in zip((False, True), counts, strict=True)}
 
-    def ordinary(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"] | None:
-        """Which tokens statistics of clouds are about: those that are there and not massive; None where all are.
+    def ordinary(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"]:
+        """Which tokens statistics of clouds are about, text by text, as `Trace.ordinary` says it of one."""
+        found = self.counted(keep_massive, least)
+        return self.real if found is None else found
+
+    def counted(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"] | None:
+        """The same, None where every token counts (see `space/texts.py`).
 
         A text with fewer than `least` of them is refused, and so are points that are not numbers.
         """
@@ -120,6 +149,7 @@ class Traces(Sequence[Trace]):
 
     def read_by(self, layer: int) -> Float[Tensor, "b n d"]:
         """The clouds that the attention of a layer reads."""
+        self.view.heads_of(layer)
         return self.points[:, self.where[layer]]
 
     def unseen(self, layer: int) -> Mask | None:
