@@ -10,12 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_in_cache
-from rheoscope.covers.queries import Block, Turned, by_query, centred, drawn_queries, sides, unit
-from rheoscope.covers.reading import ReadMany, check_control, counted, layers_of_many, named, provenance
+from rheoscope.covers.queries import Block, Turned, by_query, drawn_queries, sides, unit
+from rheoscope.covers.reading import ReadMany, check_control, layers_of_many, named, provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import pooled_p, q_values, rotations, z_scores
 from rheoscope.space.share import exact
+from rheoscope.space.texts import centred
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
@@ -140,12 +141,16 @@ class Table:
 def _table(
     traces: Traces, turned: Turned | None, least: int, keep_massive: bool, queries: int | None, seed: int
 ) -> Table:
-    kept = counted(traces, keep_massive, least=2)
+    kept = traces.ordinary(keep_massive, least=2)
     start = unit(centred(exact(traces.points[:, 0]), kept))
-    at_once = numbers_in_cache(kept.device) // (kept.numel() * traces.view.heads * (1 if turned is None else len(turned[0])))
+    at_once = numbers_in_cache(kept.device) // (
+        kept.numel() * traces.view.heads * (1 if turned is None else len(turned[0]))
+    )
     some = drawn_queries(kept, queries, seed, max(1, at_once))
     found = [kernel(read, turned, start, least, *some) for read in layers_of_many(traces, kept)]
-    means, errors, counts = (torch.stack(each, at) for each, at in zip(zip(*found, strict=True), (2, 2, 1), strict=True))
+    means, errors, counts = (
+        torch.stack(each, at) for each, at in zip(zip(*found, strict=True), (2, 2, 1), strict=True)
+    )
     if not bool(counts.any(-1).all()):
         raise RheoscopeError(
             f"agreement needs a query with at least {least} other keys that are not massive, and none of the "

@@ -67,7 +67,9 @@ def head_types(
     else:
         check_made_by(model, trace)
         probe = "the text"
-    values: dict[str, Any] = {name: x[0] for name, x in many(replace(Traces.of(trace), view=model.view), reach, progress).items()}
+    values: dict[str, Any] = {
+        name: x[0] for name, x in many(replace(Traces.of(trace), view=model.view), reach, progress).items()
+    }
     values["type"] = named({name: x.cpu() for name, x in values.items()}, threshold)
     coords = {"layer": range(model.view.layers), "head": range(model.view.heads)}
     attributes = {"probe": probe, "threshold": threshold, "reach": reach, "seed": seed}
@@ -109,7 +111,9 @@ def kernel(
     mechanism, ids, found, equal = heads.mechanism.under(unseen), ids.to(x.device), Means(), Means()
     for block in walk(mechanism, q, k):
         allowed = mechanism.mask(block.i, block.j)
-        allowed = (allowed if allowed.ndim == 2 else allowed[:, 0]) & real[:, block.rows, None] & real[:, None, block.keys]
+        allowed = (
+            (allowed if allowed.ndim == 2 else allowed[:, 0]) & real[:, block.rows, None] & real[:, None, block.keys]
+        )
         kinds = where(ids, block.i, block.j, allowed, reach)
         found.add(of_rows(block.weights, allowed, kinds, reach))
         equal.add(of_rows((allowed / allowed.sum(-1, keepdim=True).clamp(min=1))[:, None], allowed, kinds, reach))

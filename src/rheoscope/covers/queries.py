@@ -17,6 +17,7 @@ from rheoscope.space.chance import drawn_rows
 from rheoscope.space.head import through
 from rheoscope.space.ranks import ranked
 from rheoscope.space.share import exact
+from rheoscope.space.texts import centred
 
 Turned = tuple[Float[Tensor, "c d d"], Float[Tensor, "c d d"]]
 """Random rotations of E for queries and for keys."""
@@ -137,13 +138,6 @@ def _or_infinite(square: Tensor, whole: Tensor) -> Tensor:
 def _without(x: Float[Tensor, "*t m n"], along: Float[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
     """x less its part along unit rows."""
     return x - (x * along).sum(-1, keepdim=True) * along
-
-
-def centred(x: Float[Tensor, "b n d"], kept: Bool[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
-    """Around the mean of the tokens that count; 0 for all others."""
-    x = torch.where(kept[..., None], x, 0)
-    mean = x.sum(-2, keepdim=True) / kept.sum(-1)[:, None, None]
-    return torch.where(kept[..., None], x - mean, 0)
 
 
 def unit(x: Float[Tensor, "*t n d"], beside: Float[Tensor, "*#t #n 1"] | None = None) -> Float[Tensor, "*t n d"]:

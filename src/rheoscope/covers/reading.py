@@ -39,7 +39,8 @@ def layers(trace: Trace, keep_massive: bool = False, least: int = 1) -> Iterator
     256
     """
     at = tokens(trace, keep_massive, least)
-    check_finite(trace.points)
+    if not bool(torch.stack(trace.points.aminmax()).isfinite().all()):
+        raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
     for layer in range(trace.view.layers):
         tick(layer, trace.view.layers)
         yield read(trace, layer, at)
@@ -70,7 +71,6 @@ def layers_of_many(traces: Traces, kept: Bool[Tensor, "b n"]) -> Iterator[ReadMa
     >>> next(layers_of_many(traces, traces.real)).hat.shape[0]
     2
     """
-    check_finite(torch.where(traces.real[:, None], traces.norms, 0))
     for layer in range(traces.view.layers):
         tick(layer, traces.view.layers)
         yield read_many(traces, layer, kept)
@@ -80,18 +80,6 @@ def read_many(traces: Traces, layer: int, kept: Bool[Tensor, "b n"]) -> ReadMany
     """What one layer reads of many texts, with these tokens as those that count."""
     heads, x = traces.view.heads_of(layer), traces.read_by(layer)
     return ReadMany(layer, heads, x, torch.where(kept[..., None], heads.norm.hat(exact(x)), 0), kept)
-
-
-def counted(traces: Traces, keep_massive: bool, least: int = 1) -> Bool[Tensor, "b n"]:
-    """Which tokens of every text count."""
-    kept = traces.ordinary(keep_massive, least)
-    return traces.real if kept is None else kept
-
-
-def check_finite(points: Tensor) -> None:
-    """Refuse points that are no numbers: every statistic would be one of nothing."""
-    if not bool(torch.stack(points.aminmax()).isfinite().all()):
-        raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
 
 
 def tokens(trace: Trace, keep_massive: bool, least: int = 1) -> Int[Tensor, " n"]:

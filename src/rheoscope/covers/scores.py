@@ -10,7 +10,7 @@ from torch import Tensor
 from rheoscope.attention.definition import for_every_head, positions
 from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.covers.operators import positive_share
-from rheoscope.covers.reading import counted, provenance
+from rheoscope.covers.reading import provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads, Norm
@@ -68,7 +68,7 @@ def many(
             "the scores of this model are no scaled dot products, so they have no such parts; "
             "type trace.scores(layer, head) for the scores themselves"
         )
-    kept, rows = counted(traces, keep_massive, least=2), []
+    kept, rows = traces.ordinary(keep_massive, least=2), []
     for layer, heads in enumerate(traces.view.blocks):
         rows.append(kernel(heads, traces.read_by(layer), kept))
         if progress is not None:
@@ -123,8 +123,7 @@ def placed(heads: Heads, q: Parts, k: Parts) -> tuple[Parts, Parts]:
     at = positions(q.shape[-2], k.shape[-2], q.device)
     place = heads.mechanism.position.place
     q, k = (
-        place(side.flatten(0, -4), there).unflatten(0, side.shape[:-3])
-        for side, there in zip((q, k), at, strict=True)
+        place(side.flatten(0, -4), there).unflatten(0, side.shape[:-3]) for side, there in zip((q, k), at, strict=True)
     )
     return q, k
 
@@ -162,7 +161,9 @@ def covariances(
     whole = torch.where(allowed, q.sum(0) @ k.sum(0).mT, 0)
     mean = whole.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp(min=1)
     W = torch.where(allowed, whole - mean, 0)
-    seen = (W @ torch.cat([*k], -1)).unflatten(-1, (len(k), -1)).movedim(-2, 0)  # of the three parts of the keys at once
+    seen = (
+        (W @ torch.cat([*k], -1)).unflatten(-1, (len(k), -1)).movedim(-2, 0)
+    )  # of the three parts of the keys at once
     return torch.stack([(a * b).sum((-2, -1)) for a, b in pairs_of(q, seen)], -1), W.square().sum((-2, -1))
 
 

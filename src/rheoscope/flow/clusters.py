@@ -10,11 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds, of_types
+from rheoscope.flow.cloud import clouds, of_types, placed, points_of
+from rheoscope.flow.gathering import gathered
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pairs import cosines, distances
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -72,6 +74,27 @@ def clusters(
     }
     attributes = {"angle": angle, "draws": draws, "seed": seed} | seen.attributes
     return CLUSTERS.answer(kernel(seen, seen.types, angle, draws, seed), coords, attributes)
+
+
+@torch.no_grad()
+def batch(
+    traces: Traces,
+    space: str = "raw",
+    grain: str = "layer",
+    angle: float = math.pi / 4,
+    draws: int = 2,
+    seed: int = 0,
+    keep_massive: bool = False,
+) -> dict[str, Tensor]:
+    """Mean cosines and participation ratio of many texts at once: what needs neither eigenvalues nor clusters, nor a draw."""
+    there, view = traces.counted(keep_massive, least=3), traces.view
+    half = view.as_read(traces.points[:0]).dtype.itemsize < 4
+    dtypes = (torch.float32, view.dtype) if half else (torch.float64, torch.float64)
+    rows = [
+        gathered(placed(view, traces.points[:, at], space).to(dtypes[0]), there, dtypes[1])
+        for at in points_of(traces, grain)
+    ]
+    return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
 
 
 def kernel(
@@ -304,6 +327,7 @@ CLUSTERS = Analysis(
     name="clusters",
     question="Do tokens gather into clusters, and in how many directions does the cloud still spread?",
     ask=clusters,
+    batch=batch,
     needs="trace",
     fields={
         "mean_cosine": Field(

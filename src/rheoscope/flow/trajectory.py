@@ -1,7 +1,7 @@
 """How does every token move through the layers? Speed, path, straightness, turning, and who moves it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_at_once
-from rheoscope.flow.cloud import clouds
+from rheoscope.flow.cloud import clouds, placed
 from rheoscope.flow.projection import on_plane, plane
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.share import share
+from rheoscope.space.carried import Carried
+from rheoscope.space.share import exact, share
+from rheoscope.space.texts import There, kept, mean
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -46,9 +49,9 @@ def trajectory(
     True
     """
     seen = clouds(trace, space, "half", keep_massive)
-    ends = [*trace.where[1:], len(trace.steps) - 1]
+    ends, points = ends_of(trace), seen.points
     heads = torch.stack([of_heads(trace, layer, seen.tokens) for layer in range(trace.view.layers)], 1)
-    values = kernel(seen.points, trace.where, trace.middle, ends, draws, seed)
+    values = kernel(points, trace.view.as_read, trace.where, trace.middle, ends, draws, seed) | of_plane(points, trace)
     coords = {
         "point": list(seen.steps),
         "step": list(seen.steps[1:]),
@@ -61,44 +64,130 @@ def trajectory(
     return TRAJECTORY.answer(values, coords, {"draws": draws, "seed": seed} | seen.attributes)
 
 
+@torch.no_grad()
+def batch(
+    traces: Traces, space: str = "raw", draws: int = 200, seed: int = 0, keep_massive: bool = False
+) -> dict[str, Tensor]:
+    """Paths of many texts at once: all but the map of the paths, which is one text's."""
+    there, points = traces.counted(keep_massive), placed(traces.view, traces.points, space)
+    values = kernel(points, traces.view.as_read, traces.where, traces.middle, ends_of(traces), draws, seed, there)
+    layers = range(traces.view.layers)
+    heads = torch.stack([of_carried(traces, traces.carried(layer), layer, there) for layer in layers], 2)
+    per_token = (name for name in values if "token" in TRAJECTORY.fields[name].dims)
+    values |= {name: kept(values[name], there, torch.nan) for name in per_token}
+    return values | {"head_speed": heads[0], "head_cosine": heads[1]}
+
+
+def ends_of(trace: Trace | Traces) -> list[int]:
+    """The last point of every layer."""
+    return [*trace.where[1:], len(trace.steps) - 1]
+
+
 def kernel(
     points: Float[Tensor, "*b p n d"],
+    rounded: Callable[[Tensor], Tensor],
     starts: Sequence[int],
     middles: Sequence[int],
     ends: Sequence[int],
     draws: int,
     seed: int,
+    there: There = None,
 ) -> dict[str, Tensor]:
-    """All that the points alone tell, of one text or of several of one length, on any device.
+    """All that the points alone tell, of one text or of several, on any device.
 
-    `starts`, `middles` and `ends` are the points that each layer reads, that its attention leaves and that it leaves.
+    `starts`, `middles` and `ends` are the points that each layer reads, that its attention leaves and that it leaves. Where
+    `rounded` rounds, all comes from inner products of displacements that are rounded so.
     """
-    moved, first = points.diff(dim=-3), points[..., 0, :, :]
-    speed, chords = moved.norm(dim=-1), torch.stack([(x - first).norm(dim=-1) for x in points.unbind(-3)], -2)
+    some = rounded(points[..., :1, :1, :])
+    found = of_inner_products if some.dtype != points.dtype else of_displacements
+    speed, chords, turning, drawn = found(points, some.dtype, signs(points, draws, seed))
     path, chord = speed.sum(-2), chords[..., -1, :]
-    place = on_plane(points, plane(points, [*starts, ends[-1]]))
     return {
         "speed": speed,
         "relative_speed": speed / points[..., :-1, :, :].norm(dim=-1).clamp(min=1e-30),
-        "turning": angles(moved),
+        "turning": turning,
         "path_length": path,
         "chord": chord,
         "straightness": share(chord, path),
         "straightness_null": share(speed.square().sum(-2).sqrt(), path),
-        "straightness_flipped": flipped(moved, path, draws, seed),
-        "straightness_so_far": share(chords[..., ends, :], speed.cumsum(-2)[..., [end - 1 for end in ends], :]),
-        "place": place,
-        "place_share": place.square().mean((-3, -2)),
-        "attention_share": attention_share(speed, starts, middles, ends),
+        "straightness_flipped": mean(share(drawn, path[..., None, :]), there),
+        "straightness_so_far": share(
+            chords[..., [end - 1 for end in ends], :], speed.cumsum(-2)[..., [end - 1 for end in ends], :]
+        ),
+        "attention_share": attention_share(kept(speed, there), starts, middles, ends),
     }
+
+
+Moves = tuple[Float[Tensor, "*b s n"], Float[Tensor, "*b s n"], Float[Tensor, "*b t n"], Float[Tensor, "*b draw n"]]
+"""Speed, distance from the start, turning, and how far one would get with the signs of a draw."""
+
+
+def of_displacements(points: Float[Tensor, "*b p n d"], _: torch.dtype, sign: Float[Tensor, "draw s"]) -> Moves:
+    """From displacements themselves, in the dtype of the points."""
+    moved, first = points.diff(dim=-3), points[..., 0, :, :]
+    chords = torch.stack([(x - first).norm(dim=-1) for x in points.unbind(-3)[1:]], -2)
+    return moved.norm(dim=-1), chords, angles(moved), flipped(moved, sign)
+
+
+def of_inner_products(points: Float[Tensor, "*b p n d"], dtype: torch.dtype, sign: Float[Tensor, "draw s"]) -> Moves:
+    """From ⟨Δ_s, Δ_t⟩ of every token, displacements rounded to `dtype` and sums in float32: two passes over the points.
+
+    Rounding is at random along E, so that an inner product is off by 2⁻⁹/√d of both lengths in bfloat16: far less than what the
+    rounding of the points does to a displacement.
+    """
+    moved = _displacements(points, dtype)
+    inner = _inner(moved)
+    square = inner.diagonal(dim1=-2, dim2=-1).clamp(min=0).mT
+    speed, ahead = square.sqrt(), inner.diagonal(1, dim1=-2, dim2=-1).mT
+    both = speed[..., 1:, :] * speed[..., :-1, :]
+    turning = torch.where(both > 0, torch.acos((ahead / torch.where(both > 0, both, 1)).clamp(-1, 1)), 0)
+    chords = inner.cumsum(-1).cumsum(-2).diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().mT
+    drawn = inner.flatten(-2) @ (sign[:, :, None] * sign[:, None, :]).flatten(1).mT
+    return speed, chords, turning, drawn.clamp(min=0).sqrt().mT
+
+
+def _displacements(points: Float[Tensor, "*b p n d"], dtype: torch.dtype) -> Float[Tensor, "*b n s d"]:
+    """Token by token, so that those of one stand together."""
+    *texts, p, n, d = points.shape
+    moved = torch.empty(*texts, n, p - 1, d, dtype=dtype, device=points.device)
+    for step, (before, after) in enumerate(pairwise(points.unbind(-3))):
+        moved[..., step, :] = after - before
+    return moved
+
+
+def _inner(moved: Float[Tensor, "*b n s d"]) -> Float[Tensor, "*b n s s"]:
+    """⟨Δ_s, Δ_t⟩ of every token, in float32 or better."""
+    if not moved.is_cuda:
+        return exact(moved) @ exact(moved).mT
+    flat = moved.flatten(0, -3)
+    return torch.bmm(flat, flat.mT, out_dtype=torch.float32).unflatten(0, moved.shape[:-2])
+
+
+def of_plane(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
+    """A map of the paths on the sphere: the plane of `frames`."""
+    place = on_plane(points, plane(points, [*trace.where, len(trace.steps) - 1]))
+    return {"place": place, "place_share": place.square().mean((-3, -2))}
 
 
 def of_heads(trace: Trace, layer: int, kept: list[int]) -> Float[Tensor, "2 h"]:
     """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens."""
-    made = trace.carried(layer).at(kept).exact()
-    before, after = (trace.points[at, kept].to(made.moved.dtype) for at in (trace.where[layer], trace.middle[layer]))
+    return of_carried(trace, trace.carried(layer), layer, None, kept)
+
+
+def of_carried(
+    trace: Trace | Traces, made: Carried, layer: int, there: There, rows: list[int] | None = None
+) -> Float[Tensor, "2 *b h"]:
+    """The same of many texts; what the whole attention does is read as the model reads points."""
+    made = (made if rows is None else made.at(rows)).exact()
+    before, after = (
+        points if rows is None else points[rows]
+        for points in (
+            trace.points[..., at, :, :].to(made.moved.dtype) for at in (trace.where[layer], trace.middle[layer])
+        )
+    )
     whole, length = after - before, made.squares().sqrt()
-    return torch.stack([length.mean(-1), share(made.along(whole), length * whole.norm(dim=-1)).mean(-1)])
+    cosine = share(made.along(trace.view.as_read(whole)), length * whole.norm(dim=-1)[..., None, :])
+    return torch.stack([mean(length, there), mean(cosine, there)])
 
 
 def angles(moved: Float[Tensor, "*b s n d"]) -> Float[Tensor, "*b t n"]:
@@ -108,19 +197,22 @@ def angles(moved: Float[Tensor, "*b s n d"]) -> Float[Tensor, "*b t n"]:
     return 2 * torch.atan2(*(torch.stack(chord, -2) for chord in zip(*chords, strict=True)))
 
 
-def flipped(
-    moved: Float[Tensor, "*b s n d"], path: Float[Tensor, "*b n"], draws: int, seed: int
-) -> Float[Tensor, "*b draw"]:
-    """Mean straightness of paths whose steps are taken forwards or backwards, one sign a step for all tokens.
+def signs(points: Float[Tensor, "*b p n d"], draws: int, seed: int) -> Float[Tensor, "draw s"]:
+    """Forwards or backwards, one sign a step for all tokens.
 
     One sign for all keeps what tokens do together, so that the draws are as spread as the mean over tokens really is.
     """
-    sign = torch.randint(0, 2, (draws, moved.shape[-3]), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    sign, chords = sign.to(moved), []
+    sign = torch.randint(0, 2, (draws, points.shape[-3] - 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return sign.to(points)
+
+
+def flipped(moved: Float[Tensor, "*b s n d"], sign: Float[Tensor, "draw s"]) -> Float[Tensor, "*b draw n"]:
+    """How far every token gets whose steps are taken forwards or backwards."""
+    chords = []
     for some in moved.split(_tokens_at_once(moved), dim=-2):
         gram = torch.einsum("...snd,...tnd->...nst", some, some)
         chords.append(torch.einsum("ks,...nst,kt->...kn", sign, gram, sign))
-    return share(torch.cat(chords, -1).clamp(min=0).sqrt(), path[..., None, :]).mean(-1)
+    return torch.cat(chords, -1).clamp(min=0).sqrt()
 
 
 def _tokens_at_once(moved: Float[Tensor, "*b s n d"]) -> int:
@@ -143,6 +235,7 @@ TRAJECTORY = Analysis(
     name="trajectory",
     question="How far does each layer move the tokens, do they go straight, and who moves them?",
     ask=trajectory,
+    batch=batch,
     needs="trace",
     fields={
         "speed": Field(("step", "token"), "‖x_after − x_before‖, how far a half-layer moves a token"),

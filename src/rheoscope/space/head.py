@@ -18,6 +18,7 @@ from torch import Tensor
 from rheoscope.attention.definition import for_every_head, positions, scores
 from rheoscope.attention.feature import Feature
 from rheoscope.attention.lower.statistics import weight_statistics
+from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Placing, rotation_of
 from rheoscope.cards import card
@@ -25,6 +26,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
 from rheoscope.space.decomposed import svdvals
 from rheoscope.space.operator import Factored
+from rheoscope.space.share import exact
 from rheoscope.space.transposed import transposed
 
 Cloud = Float[Tensor, "n d"]
@@ -210,7 +212,7 @@ class Heads:
         return Factored(_shared(norm.fold(self.W_V), self.count), W_O)
 
     def read(self, x: Float[Tensor, "*b n d"]) -> Projected:
-        """q, k, v of a cloud (a batch of one) or of many, by the model's own norm and projections."""
+        """q, k, v of a cloud or of several, by the model's own norm and projections; in half precision if x is."""
         u = self.norm.own(x)
         return self.project(u if u.ndim == 3 else u[None])
 
@@ -263,24 +265,25 @@ class Heads:
         scale = self.after_scale(self._with_bias((self.outputs(x) @ self.W_O).sum(0)))
         return bias * scale + (0 if self.after.bias is None else self.after.bias)
 
-    def carried(self, x: Cloud) -> Carried:
+    def carried(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Carried:
         """What every head takes from the tokens, sum_j alpha_ij x̂_j F_h, and all constants of attention together.
 
         A constant that is added to every value can as well be added to the output: only apart from it a head is told
-        from the other heads.
+        from the other heads. `mask` forbids keys besides: padding, where texts stand side by side.
         """
-        return self.as_carried(*apart(self.mechanism, *self.read(x), self.value_bias))
+        tokens, constant = apart(self.mechanism.under(mask), *self.read(x), self.value_bias)
+        return self.as_carried(tokens, constant) if x.ndim == 3 else self.as_carried(tokens[0], constant[0])
 
-    def as_carried(self, tokens: Float[Tensor, "h n e"], constant: Float[Tensor, "h m e"]) -> Carried:
+    def as_carried(self, tokens: Float[Tensor, "*b h n e"], constant: Float[Tensor, "*b h m e"]) -> Carried:
         """Both through W_O and, where there is one, the norm after attention; `constant` has one row where all are the same."""
-        rest = self._with_bias((constant @ self.W_O).sum(0)).expand(tokens.shape[1], -1)
+        rest = self._with_bias((constant @ self.W_O).sum(-3)).expand(*tokens.shape[:-3], tokens.shape[-2], -1)
         made = Carried(tokens, self.W_O.detach(), rest)
         if self.after is None:
             return made
         total = made.total()
         write = made.write if self.after.gain is None else made.write * self.after.gain.detach()
         rest = rest * self.after_scale(total) + (0 if self.after.bias is None else self.after.bias)
-        return Carried(tokens * self.after.scale(total), write, rest)
+        return Carried(tokens * self.after.scale(total)[..., None, :, :], write, rest)
 
     @property
     def value_bias(self) -> Float[Tensor, "h e"] | None:
@@ -372,18 +375,19 @@ def through(
 
 def apart(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, constant: Float[Tensor, "h e"] | None
-) -> tuple[Float[Tensor, "h n e"], Float[Tensor, "h m e"]]:
+) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h m e"]]:
     """sum_j alpha_ij v_j of every head in two parts: of the tokens, and of what every value has in common.
 
     The second has one row where it is the same for all tokens: where weights sum to 1, or where it is nothing.
     """
-    whole = mechanism.attend(q, k, v)[0]
+    whole = exact(mechanism.attend(q, k, v))
     if constant is None or not mechanism.value.identity:
-        return whole, torch.zeros_like(whole[:, :1])
+        return whole, torch.zeros_like(whole[..., :1, :])
     if mechanism.normaliser.sums_to_one:
-        common = constant[:, None]
+        common = constant[None, :, None]
     else:
-        common = mechanism.attend(q, k, constant[None, :, None].expand(1, q.shape[1], k.shape[2], -1))[0]
+        every = constant[None, :, None].expand(len(q), q.shape[1], k.shape[2], -1).to(v.dtype)
+        common = exact(mechanism.attend(q, k, every))
     return whole - common, common
 
 

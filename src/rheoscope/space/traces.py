@@ -1,7 +1,7 @@
 """Many texts as one value: every text a Trace, all of them in one padded tensor."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
 
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from rheoscope.attention.mask import Mask, Padding
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.carried import Carried
+from rheoscope.space.share import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -42,6 +44,7 @@ class Traces(Sequence[Trace]):
     middle: tuple[int, ...]
     logits: Float[Tensor, "b n vocabulary"] | None = None
     not_read: frozenset[Step] = frozenset()
+    _carried: dict[int, Carried] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -58,6 +61,20 @@ class Traces(Sequence[Trace]):
 
     def __getitem__(self, at: int | slice) -> "Trace | Traces":
         return self._each[at] if isinstance(at, int) else self._some(at)
+
+    def _some(self, at: slice) -> "Traces":
+        if at.step is not None and at.step < 1:
+            raise RheoscopeError(f"a slice of Traces goes forward, got a step of {at.step}; type list(traces)[::-1]")
+        return replace(
+            self,
+            points=self.points[at],
+            ids=self.ids[at],
+            real=self.real[at],
+            lengths=self.lengths[at],
+            tokens=self.tokens[at],
+            texts=self.texts[at],
+            logits=None if self.logits is None else self.logits[at],
+        )
 
     @staticmethod
     def of(trace: Trace) -> "Traces":
@@ -83,53 +100,71 @@ class Traces(Sequence[Trace]):
             not_read=trace.not_read,
         )
 
-    def read_by(self, layer: int) -> Float[Tensor, "b n d"]:
-        """The clouds that the attention of a layer reads."""
-        self.view.heads_of(layer)
-        return self.points[:, self.where[layer]]
+    @cached_property
+    def norms(self) -> Float[Tensor, "b p n"]:
+        """‖x‖ of every token after every step, in float32 or better; NaN where a text is padded."""
+        return torch.where(self.real[:, None], exact(self.points).norm(dim=-1), torch.nan)
+
+    def massive(self, times: float = 5.0) -> Bool[Tensor, "b n"]:
+        """Which tokens are longer than `times` the median length of their text at any step; see `Trace.massive`."""
+        return (self.norms > times * self.norms.nanmedian(-1, keepdim=True).values).any(1)
+
+    @cached_property
+    def _ordinary(self) -> Bool[Tensor, "b n"]:
+        return self.real & ~self.massive()
+
+    @cached_property
+    def _fewest(self) -> dict[bool, tuple[int, bool]]:
+        """Of all texts, the fewest tokens (massive ones kept, or not), and whether none is left out: the device is asked once."""
+        if not bool(self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()):
+            raise RheoscopeError("the points of a text hold NaN or infinity; type dtype='float32', or other texts")
+        counts = torch.stack([there.sum(-1).amin() for there in (self._ordinary, self.real)]).tolist()
+        return {keep: (count, count == self.real.shape[-1]) for keep, count in zip((False, True), counts, strict=True)}
+
+    def ordinary(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"]:
+        """Which tokens statistics of clouds are about, text by text, as `Trace.ordinary` says it of one."""
+        found = self.counted(keep_massive, least)
+        return self.real if found is None else found
+
+    def counted(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"] | None:
+        """The same, None where every token counts (see `space/texts.py`).
+
+        A text with fewer than `least` of them is refused, and so are points that are not numbers.
+        """
+        fewest, every = self._fewest[keep_massive]
+        if fewest < least:
+            every_text, longer = ("", "a longer text") if len(self) == 1 else (" in every text", "longer texts")
+            raise RheoscopeError(
+                f"this needs at least {least} tokens that are not massive{every_text}, got {fewest}; type {longer}"
+            )
+        return None if every else self.real if keep_massive else self._ordinary
 
     @cached_property
     def unpadded(self) -> bool:
         """Whether all texts are of one length."""
         return bool(self.real.all())
 
+    def at(self, step: int) -> Float[Tensor, "b n d"]:
+        """The clouds of all texts after one step, by its number."""
+        return self.points[:, step]
+
+    def read_by(self, layer: int) -> Float[Tensor, "b n d"]:
+        """The clouds that the attention of a layer reads."""
+        self.view.heads_of(layer)
+        return self.points[:, self.where[layer]]
+
     def unseen(self, layer: int) -> Mask | None:
         """What heads must not see besides: padding, unless a token never sees what comes after it."""
         causal = self.view.heads_of(layer).mechanism.mask.is_causal
         return None if causal or self.unpadded else Padding(self.real)
 
-    @cached_property
-    def norms(self) -> Float[Tensor, "b p n"]:
-        """‖x‖ of every token after every step, in float32 or better; whatever padding has where there is none."""
-        return self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
-
-    def ordinary(self, keep_massive: bool = False, least: int = 1, times: float = 5.0) -> Bool[Tensor, "b n"]:
-        """Which tokens statistics of clouds are about, text by text, as `Trace.ordinary` says it of one."""
-        there = self.real
-        if not keep_massive:
-            sizes = torch.where(self.real[:, None], self.norms, torch.inf).sort(-1).values
-            middle = ((self.lengths - 1) // 2)[:, None, None].expand(-1, sizes.shape[1], 1)
-            there = there & ~(self.norms > times * sizes.gather(-1, middle)).any(1)
-        fewest = int(there.sum(-1).min())
-        if fewest < least:
-            raise RheoscopeError(
-                f"this needs at least {least} tokens that are not massive, got {fewest}; type a longer text"
-            )
-        return there
-
-    def _some(self, at: slice) -> "Traces":
-        if at.step is not None and at.step < 1:
-            raise RheoscopeError(f"a slice of Traces goes forward, got a step of {at.step}; type list(traces)[::-1]")
-        return replace(
-            self,
-            points=self.points[at],
-            ids=self.ids[at],
-            real=self.real[at],
-            lengths=self.lengths[at],
-            tokens=self.tokens[at],
-            texts=self.texts[at],
-            logits=None if self.logits is None else self.logits[at],
-        )
+    @torch.no_grad()
+    def carried(self, layer: int) -> Carried:
+        """What every head of a layer takes from the tokens, in factors; computed once, as several analyses need it."""
+        if layer not in self._carried:
+            read = self.view.as_read(self.read_by(layer))
+            self._carried[layer] = self.view.heads_of(layer).carried(read, self.unseen(layer))
+        return self._carried[layer]
 
     @cached_property
     def _each(self) -> tuple[Trace, ...]:

@@ -86,6 +86,13 @@ class View:
         rows = self.embed[ids.to(self.embed.device)]
         return rows if self.embed_scale == 1 else rows * self.embed_scale
 
+    def as_read(self, x: Tensor) -> Tensor:
+        """x as the model itself would read it: rounded to its dtype where that is half precision and a GPU is fast in it.
+
+        Norms and projections then compute what the model computes, and products of such numbers are summed in float32.
+        """
+        return x.to(self.dtype) if x.is_cuda and self.dtype.itemsize < 4 else x
+
     def proved(self, certificate: Any) -> "View":
         """The same View, with its certificate among its facts."""
         return replace(self, facts=self.facts | {"certificate": certificate})

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from rheoscope.covers.distorted_pairs import changed
 from rheoscope.covers.distortion import IMAGES, images_by
-from rheoscope.covers.queries import by_query, centred, drawn_queries, sides, unit
+from rheoscope.covers.queries import by_query, drawn_queries, sides, unit
 from rheoscope.covers.reading import Read, read, read_many, tokens
 from rheoscope.space.share import exact
+from rheoscope.space.texts import centred
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.studio import wire
