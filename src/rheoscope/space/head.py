@@ -238,13 +238,15 @@ class Heads:
         q, k, _ = self.read(x)
         return self.mechanism.weights(q, k)[0]
 
-    def outputs(self, x: Cloud) -> Float[Tensor, "h n e"]:
-        """sum_j alpha_ij v_j of every head, on the fastest exact lowering."""
-        return self.mechanism.attend(*self.read(x))[0]
+    def outputs(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b h n e"]:
+        """sum_j alpha_ij v_j of every head, on the fastest exact lowering; `mask` forbids keys besides."""
+        found = self.mechanism.attend(*self.read(x), mask)
+        return found if x.ndim == 3 else found[0]
 
-    def added(self, x: Cloud) -> Cloud:
+    def added(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b n d"]:
         """All that attention adds to a cloud, heads and constants, through the norm after attention where there is one."""
-        total = self._with_bias(self.outputs(x).transpose(0, 1).flatten(1) @ self.W_O.flatten(0, 1))
+        outputs = self.outputs(x, mask).transpose(-3, -2).flatten(-2)
+        total = self._with_bias(outputs @ self.W_O.to(outputs.dtype).flatten(0, 1))
         return total if self.after is None else self.after.own(total)
 
     def statistics(self, x: Cloud) -> dict[str, Float[Tensor, "h n"]]:
@@ -302,7 +304,7 @@ class Heads:
         c = self.after.scale(total)
         return c.expand_as(total) if self.after.gain is None else c * self.after.gain
 
-    def _with_bias(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def _with_bias(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         return x if self.b_O is None else x + self.b_O
 
 
