@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rheoscope.covers.by_chance import mismatch_null, turned
 from rheoscope.covers.geometry import AT_ONCE, COMPARED, Geometry, geometry, kept, kept_with_error
-from rheoscope.covers.reading import Read, layers, provenance, tokens
+from rheoscope.covers.kept_by_images import kept_by_images
+from rheoscope.covers.reading import Read, layers, layers_of_many, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import drawn_rows
@@ -19,7 +20,9 @@ from rheoscope.space.decomposed import svdvals
 from rheoscope.space.head import Heads
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
+from rheoscope.space.texts import centred
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -108,18 +111,46 @@ def kernel(
 ) -> dict[str, Tensor]:
     """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
     cloud, of, seen = read.hat.double(), geometry(read.hat, some), images(read.heads)
-    width = cloud.shape[-1] - int(read.heads.norm.centred)
     own = kept_with_error(of, side_by_side([image.of(cloud) for image in seen]), nearest)
-    raw = kept(of, side_by_side([cloud @ image.left for image in seen]), nearest)
+    raw = kept(of, side_by_side([by_every_head(cloud, image.left) for image in seen]), nearest)
     found = dict(zip((*COMPARED, "rsa_error"), own.unbind(-1), strict=True))
     if len(some) == len(cloud):
         del found["rsa_error"]
     found |= {f"{name}_raw": raw[..., at] for at, name in enumerate(COMPARED)}
     found |= by_chance(cloud, of, seen, nearest, turns, seed) if len(turns) else {}
-    found["rank"] = torch.stack([image.rank for image in seen], -1)
-    found["collapse"] = torch.stack([image.collapse(cloud) for image in seen], 1)
-    found["collapse_null"] = (1 - found["rank"] / width).clamp(min=0)
-    return found | mismatch(seen[0], seen[1], width)
+    found["collapse"] = torch.stack([image.collapse(cloud - cloud.mean(0)) for image in seen], 1)
+    return found | of_weights(read.heads, seen)
+
+
+def of_weights(heads: Heads, seen: "list[Image]") -> dict[str, Tensor]:
+    """What no text decides."""
+    width = heads.W_Q.shape[-2] - int(heads.norm.centred)
+    rank = torch.stack([image.rank for image in seen], -1)
+    return {"rank": rank, "collapse_null": (1 - rank / width).clamp(min=0)} | mismatch(seen[0], seen[1], width)
+
+
+@torch.no_grad()
+def many(traces: Traces, nearest: int = 5, keep_massive: bool = False) -> dict[str, Tensor]:
+    """The same of many texts at once, every token of each: all fields but those of random heads, (text, *dims)."""
+    there = traces.ordinary(keep_massive, least=2 * nearest + 1)
+    found = []
+    for read in layers_of_many(traces, there):
+        seen, cloud = images(read.heads), read.hat.double()
+        row = of_images(cloud, there, [image.of(cloud) for image in seen], nearest, "")
+        row |= of_images(cloud, there, [by_every_head(cloud, image.left) for image in seen], nearest, "_raw")
+        row["collapse"] = torch.stack([image.collapse(centred(cloud, there)) for image in seen], -1)
+        found.append(row | {name: x.expand(len(traces), *x.shape) for name, x in of_weights(read.heads, seen).items()})
+    values = {name: torch.stack([one[name] for one in found], 1) for name in found[0]}
+    return values | {"mean_rsa": values["rsa"].mean((1, 2))}
+
+
+def of_images(
+    cloud: Float[Tensor, "b n d"], there: Bool[Tensor, "b n"], clouds: list[Tensor], nearest: int, called: str
+) -> dict[str, Float[Tensor, "b h image"]]:
+    """What images (b, h, n, e) of every head keep of their cloud."""
+    images = side_by_side(clouds)
+    found = kept_by_images(cloud, there, images.flatten(1, 2), nearest).unflatten(1, images.shape[1:3])
+    return {f"{name}{called}": x for name, x in zip(COMPARED, found.unbind(-1), strict=True)}
 
 
 def by_chance(
@@ -165,18 +196,22 @@ class Image:
 
     def evenly(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
         """x̂ U: every direction that is read as long as it is in the cloud."""
-        return cloud[..., None, :, :] @ self.basis
+        return by_every_head(cloud, self.basis)
 
     @property
     def rank(self) -> Float[Tensor, " h"]:
         return (self.sizes > 0).sum(-1).double()
 
-    def collapse(self, cloud: Float[Tensor, "n d"]) -> Float[Tensor, " h"]:
-        """1 − ‖X U‖²/‖X‖² of the centred cloud X, U the basis; 0 for a cloud without variance."""
-        X = cloud - cloud.mean(0)
-        size = X.square().sum()
-        seen = (X @ self.basis).square().sum((-2, -1))
+    def collapse(self, X: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b h"]:
+        """1 − ‖X U‖²/‖X‖² of a cloud X around its mean, U the basis; 0 for a cloud without variance."""
+        size = X.square().sum((-2, -1))[..., None]
+        seen = self.evenly(X).square().sum((-2, -1))
         return share(size - seen, size)
+
+
+def by_every_head(x: Float[Tensor, "*t n d"], A: Float[Tensor, "h d r"]) -> Float[Tensor, "*t h n r"]:
+    """x A of every head, as one product."""
+    return (x @ A.transpose(0, 1).flatten(1)).unflatten(-1, (len(A), -1)).transpose(-3, -2)
 
 
 def images(heads: Heads) -> list[Image]:
@@ -248,6 +283,7 @@ DISTORTION = Analysis(
     ask=distortion,
     needs="trace",
     dear=True,
+    batch=many,
     fields={
         name: Field(OF_IMAGE, definition, null=f"{name}_null", null_sd=f"{name}_null_sd")
         for name, definition in KEPT.items()

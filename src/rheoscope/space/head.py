@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, positions, scores
@@ -249,10 +249,13 @@ class Heads:
         total = self._with_bias(outputs @ self.W_O.to(outputs.dtype).flatten(0, 1))
         return total if self.after is None else self.after.own(total)
 
-    def statistics(self, x: Cloud) -> dict[str, Float[Tensor, "h n"]]:
-        """What the weights of every head are like, row by row, in O(n) memory."""
+    def statistics(
+        self, x: Float[Tensor, "*b n d"], lengths: Int[Tensor, " b"] | None = None
+    ) -> dict[str, Float[Tensor, "*b h n"]]:
+        """What the weights of every head are like, row by row, in O(n) memory; 0 beyond the length of a text."""
         q, k, _ = self.read(x)
-        return {name: part[0] for name, part in weight_statistics(self.mechanism, q, k).items()}
+        found = weight_statistics(self.mechanism, q, k, lengths=lengths)
+        return found if x.ndim == 3 else {name: part[0] for name, part in found.items()}
 
     def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
         """Delta_h of every head: they add up, with `bias(x)`, to what attention did to the cloud."""

@@ -5,6 +5,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+LONG, CLASSES = 1 << 15, 1 << 18
+"""A row that is longer than this is ranked in so many classes on a GPU."""
+
 
 def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
     """The rank of every usable entry among those of its row, less the mean rank; 0 elsewhere. Float64.
@@ -16,7 +19,7 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float
     [[1.0, -0.5, 0.0, -0.5]]
     """
     if x.device.type != "cpu":
-        return _ranked_by_search(x, usable)
+        return (_ranked_in_classes if x.shape[-1] > LONG else _ranked_by_search)(x, usable)
     size = torch.where(usable, x, 0).abs().amax(-1, keepdim=True).double()
     filled = torch.where(usable, x.double(), float("inf"))
     order = ordered(filled)
@@ -45,6 +48,21 @@ def _ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"
     smaller = torch.searchsorted(line, x - apart, out_int32=True)
     twice = smaller.add_(torch.searchsorted(line, x.add_(apart), right=True, out_int32=True))
     return torch.where(usable, twice.double().sub_(usable.sum(-1, keepdim=True)).div_(2), 0)
+
+
+def _ranked_in_classes(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
+    """The same of long rows, in float32: numbers of one class, of 2¹⁸ equally wide ones, share their mean rank.
+
+    Of half a million distances a class holds a few: a correlation of such ranks is off by less than 1e-5.
+    """
+    low = torch.where(usable, x, torch.inf).amin(-1, keepdim=True).clamp(max=torch.finfo(x.dtype).max)
+    x = torch.where(usable, x, low) - low
+    high = x.amax(-1, keepdim=True)
+    at = (x * torch.where(high > 0, (CLASSES - 1) / high, 0)).long()
+    count = torch.zeros(*x.shape[:-1], CLASSES, dtype=torch.int32, device=x.device)
+    count.scatter_add_(-1, at, usable.int().expand_as(at))
+    mean = count.cumsum(-1, dtype=torch.int32).float() - (count.float() + 1) / 2
+    return torch.where(usable, mean.gather(-1, at) - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
 
 
 def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = None) -> Float[Tensor, "*t n"]:

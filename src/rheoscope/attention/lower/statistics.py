@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.border import check_call, check_finite
 from rheoscope.attention.definition import Definition, Masked
 from rheoscope.attention.feature import Identity
 from rheoscope.attention.lower.blocks import Block, walk
+from rheoscope.attention.mask import Padding
 from rheoscope.shapes import RheoscopeError
 
 PerRow = Float[Tensor, "b h m"]
@@ -48,6 +49,7 @@ def weight_statistics(
     k: Tensor,
     mask: Masked = None,
     of: dict[str, Callable[[Block], Tensor]] | None = None,
+    lengths: Int[Tensor, " b"] | None = None,
 ) -> dict[str, Tensor]:
     """Entropy, sink mass, top weight, mean distance and column sums of all weights, never holding them.
 
@@ -55,7 +57,8 @@ def weight_statistics(
 
     **Gives** per row (b, h, m): `entropy` (nats), `first` (weight on the first token), `top` (largest weight), `distance`
     (mean |i - j|, tokens); per key (b, h, n): `received` (column sums). `of` adds your own: a function from a `Block`
-    (weights of some rows over some keys, with their positions) to (b, h, rows, …), joined along the rows.
+    (weights of some rows over some keys, with their positions) to (b, h, rows, …), joined along the rows. Tokens of a text
+    beyond its length (`lengths`) are neither queries nor keys: 0.
 
     **Laws** equal to the same numbers of `mechanism.weights`, which holds the whole map.
 
@@ -66,7 +69,9 @@ def weight_statistics(
     >>> rs.weight_statistics(rs.mechanism("scaled_dot"), q, q, mask="causal")["first"]
     tensor([[[1.0000, 0.5000, 0.3333, 0.2500]]])
     """
+    real = None if lengths is None else torch.arange(q.shape[-2], device=q.device) < lengths[:, None]
     mechanism = replace(mechanism.under(mask), value=Identity())
+    mechanism = mechanism if real is None or mechanism.mask.is_causal else mechanism.under(Padding(real))
     check_finite(q=q, k=k)
     check_call(mechanism, q, k, k)
     if mechanism.domain.signed:
@@ -78,6 +83,8 @@ def weight_statistics(
     exact = torch.promote_types(q.dtype, torch.float32)
     received = torch.zeros(*q.shape[:2], k.shape[-2], dtype=exact, device=q.device)
     for block in walk(mechanism, q, k):
+        if real is not None:
+            block = replace(block, weights=block.weights * real[:, None, block.rows, None])
         for name, ask in questions.items():
             part = ask(block)
             if name not in answers:
