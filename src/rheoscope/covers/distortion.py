@@ -16,8 +16,8 @@ from rheoscope.covers.reading import Read, layers, layers_of_many, provenance, t
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import drawn_rows
-from rheoscope.space.decomposed import svdvals
-from rheoscope.space.head import Heads
+from rheoscope.space.decomposed import side_by_side, svdvals
+from rheoscope.space.head import Heads, by_every_head
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import centred
@@ -111,8 +111,8 @@ def kernel(
 ) -> dict[str, Tensor]:
     """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
     cloud, of, seen = read.hat.double(), geometry(read.hat, some), images(read.heads)
-    own = kept_with_error(of, side_by_side([image.of(cloud) for image in seen]), nearest)
-    raw = kept(of, side_by_side([by_every_head(cloud, image.left) for image in seen]), nearest)
+    own = kept_with_error(of, in_one([image.of(cloud) for image in seen]), nearest)
+    raw = kept(of, in_one([by_every_head(cloud, image.left) for image in seen]), nearest)
     found = dict(zip((*COMPARED, "rsa_error"), own.unbind(-1), strict=True))
     if len(some) == len(cloud):
         del found["rsa_error"]
@@ -122,8 +122,15 @@ def kernel(
     return found | of_weights(read.heads, seen)
 
 
+@torch.no_grad()
+def known_of(heads: Heads) -> "tuple[list[Image], dict[str, Tensor]]":
+    """The images of a layer, and what no text decides."""
+    seen = images(heads)
+    return seen, of_weights(heads, seen)
+
+
 def of_weights(heads: Heads, seen: "list[Image]") -> dict[str, Tensor]:
-    """What no text decides."""
+    """Numbers that no text decides."""
     width = heads.W_Q.shape[-2] - int(heads.norm.centred)
     rank = torch.stack([image.rank for image in seen], -1)
     return {"rank": rank, "collapse_null": (1 - rank / width).clamp(min=0)} | mismatch(seen[0], seen[1], width)
@@ -133,13 +140,13 @@ def of_weights(heads: Heads, seen: "list[Image]") -> dict[str, Tensor]:
 def many(traces: Traces, nearest: int = 5, keep_massive: bool = False) -> dict[str, Tensor]:
     """The same of many texts at once, every token of each: all fields but those of random heads, (text, *dims)."""
     there = traces.ordinary(keep_massive, least=2 * nearest + 1)
-    found = []
-    for read in layers_of_many(traces, there):
-        seen, cloud = images(read.heads), read.hat.double()
+    found, weights = [], side_by_side(known_of, traces.view.blocks)
+    for read, (seen, known) in zip(layers_of_many(traces, there), weights, strict=True):
+        cloud = read.hat.double()
         row = of_images(cloud, there, [image.of(cloud) for image in seen], nearest, "")
         row |= of_images(cloud, there, [by_every_head(cloud, image.left) for image in seen], nearest, "_raw")
         row["collapse"] = torch.stack([image.collapse(centred(cloud, there)) for image in seen], -1)
-        found.append(row | {name: x.expand(len(traces), *x.shape) for name, x in of_weights(read.heads, seen).items()})
+        found.append(row | {name: x.expand(len(traces), *x.shape) for name, x in known.items()})
     values = {name: torch.stack([one[name] for one in found], 1) for name in found[0]}
     return values | {"mean_rsa": values["rsa"].mean((1, 2))}
 
@@ -148,7 +155,7 @@ def of_images(
     cloud: Float[Tensor, "b n d"], there: Bool[Tensor, "b n"], clouds: list[Tensor], nearest: int, called: str
 ) -> dict[str, Float[Tensor, "b h image"]]:
     """What images (b, h, n, e) of every head keep of their cloud."""
-    images = side_by_side(clouds)
+    images = in_one(clouds)
     found = kept_by_images(cloud, there, images.flatten(1, 2), nearest).unflatten(1, images.shape[1:3])
     return {f"{name}{called}": x for name, x in zip(COMPARED, found.unbind(-1), strict=True)}
 
@@ -162,7 +169,7 @@ def by_chance(
         Image(image.left.float(), image.basis.float(), image.sizes.float()) for image in seen
     ]  # chance is coarser
     drawn = torch.cat([
-        kept(of, side_by_side([image.of(cloud.float() @ Q) for image in single]), nearest) for Q in turns.split(at_once)
+        kept(of, in_one([image.of(cloud.float() @ Q) for image in single]), nearest) for Q in turns.split(at_once)
     ])  # fmt: skip
     found = {f"{name}_null": drawn[..., at].mean(0) for at, name in enumerate(COMPARED)}
     found |= {f"{name}_null_sd": drawn[..., at].std(0) for at, name in enumerate(COMPARED)}
@@ -172,7 +179,7 @@ def by_chance(
     return found | {"rsa_drawn": drawn[..., COMPARED.index("rsa")]}
 
 
-def side_by_side(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
+def in_one(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
     """Clouds as one tensor; those of fewer dimensions get zeros, which move no distance."""
     widest = max(cloud.shape[-1] for cloud in clouds)
     return torch.stack([pad(cloud, (0, widest - cloud.shape[-1])) for cloud in clouds], -3)
@@ -207,11 +214,6 @@ class Image:
         size = X.square().sum((-2, -1))[..., None]
         seen = self.evenly(X).square().sum((-2, -1))
         return share(size - seen, size)
-
-
-def by_every_head(x: Float[Tensor, "*t n d"], A: Float[Tensor, "h d r"]) -> Float[Tensor, "*t h n r"]:
-    """x A of every head, as one product."""
-    return (x @ A.transpose(0, 1).flatten(1)).unflatten(-1, (len(A), -1)).transpose(-3, -2)
 
 
 def images(heads: Heads) -> list[Image]:

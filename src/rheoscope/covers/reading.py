@@ -78,7 +78,7 @@ def layers_of_many(traces: Traces, kept: Bool[Tensor, "b n"]) -> Iterator[ReadMa
 
 def read_many(traces: Traces, layer: int, kept: Bool[Tensor, "b n"]) -> ReadMany:
     """What one layer reads of many texts, with these tokens as those that count."""
-    heads, x = traces.view.heads_of(layer), traces.read_by(layer)
+    heads, x = traces.view.heads_of(layer), traces.view.as_read(traces.read_by(layer))
     return ReadMany(layer, heads, x, torch.where(kept[..., None], heads.norm.hat(exact(x)), 0), kept)
 
 

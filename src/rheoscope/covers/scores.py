@@ -8,12 +8,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, positions
-from rheoscope.attention.lower.block_size import numbers_at_once
+from rheoscope.attention.lower.block_size import numbers_in_one_piece
 from rheoscope.covers.operators import positive_share
 from rheoscope.covers.reading import provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.head import Heads, Norm
+from rheoscope.space.head import Heads, Norm, by_every_head
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
@@ -106,7 +106,7 @@ def sides(heads: Heads, x: Float[Tensor, "b n d"], kept: Bool[Tensor, "b n"]) ->
 def side(norm: Norm, cloud: Float[Tensor, "c *b n d"], W: Tensor, b: Tensor | None, then: Norm | None) -> Parts:
     """Parts of x̂ as parts of a query or a key of every head, and the bias as one more; QK-norm at its realised scale."""
     W = W.to(cloud.dtype)
-    tokens = cloud[..., None, :, :] @ norm.fold(W)
+    tokens = by_every_head(cloud, norm.fold(W))
     bias = torch.zeros_like(tokens[0])
     bias = bias if norm.bias is None else bias + (norm.bias.to(W) @ W)[:, None]
     bias = bias if b is None else bias + b.to(W)[:, None]
@@ -142,7 +142,7 @@ def shares_of(
     With W the whole scores less their mean along each row, Σ cov(abᵀ, W) = Σ_i ⟨a_i, (Wb)_i⟩: the table of a part is never made.
     """
     k = k - k.mean(-2, keepdim=True)  # adds a constant to every row, which softmax cannot see
-    size = max(1, numbers_at_once(q.device) // q[0, ..., 0].numel())
+    size = max(1, numbers_in_one_piece(q.device) // q[0, ..., 0].numel())
     blocks = [slice(low, low + size) for low in range(0, q.shape[-2], size)]
     found = [covariances(q[..., rows, :], k, allowed[..., rows, :]) for rows in blocks]
     along, variance = (torch.stack(each).sum(0) for each in zip(*found, strict=True))

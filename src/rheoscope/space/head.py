@@ -373,9 +373,18 @@ def through(
     W = W.to(hat.dtype)
     u = hat if norm.gain is None else hat * norm.gain.to(hat.dtype)
     u = u if norm.bias is None else u + norm.bias.to(hat.dtype)
-    y = (u @ W.mT.flatten(0, 1).mT).unflatten(-1, (len(W), -1)).transpose(-3, -2)
+    y = by_every_head(u, W)
     y = y if b is None else y + b.to(W.dtype)[:, None]
     return y if then is None else then.hat(y) * (1.0 if then.gain is None else then.gain.to(W.dtype))
+
+
+def by_every_head(x: Float[Tensor, "*b n d"], A: Float[Tensor, "h d k"]) -> Float[Tensor, "*b h n k"]:
+    """x A of every head, as one product.
+
+    >>> by_every_head(torch.ones(2, 3), torch.ones(5, 3, 4)).shape
+    torch.Size([5, 2, 4])
+    """
+    return (x @ A.mT.flatten(0, 1).mT).unflatten(-1, (len(A), -1)).transpose(-3, -2)
 
 
 def apart(

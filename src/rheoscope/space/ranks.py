@@ -19,7 +19,7 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float
     [[1.0, -0.5, 0.0, -0.5]]
     """
     if x.device.type != "cpu":
-        return (_ranked_in_classes if x.shape[-1] > LONG else _ranked_by_search)(x, usable)
+        return (ranked_in_classes if x.shape[-1] > LONG else ranked_by_search)(x, usable)
     size = torch.where(usable, x, 0).abs().amax(-1, keepdim=True).double()
     filled = torch.where(usable, x.double(), float("inf"))
     order = ordered(filled)
@@ -36,7 +36,7 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float
     return torch.where(usable, ranks - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
 
 
-def _ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
+def ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
     """The same on a GPU, which sorts fast, and faster without places: how many are smaller, and how many are not larger.
 
     Numbers alone travel and nothing is asked of the device. What is equal but for rounding is what lies within 16 ulp of the
@@ -50,7 +50,7 @@ def _ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"
     return torch.where(usable, twice.double().sub_(usable.sum(-1, keepdim=True)).div_(2), 0)
 
 
-def _ranked_in_classes(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
+def ranked_in_classes(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
     """The same of long rows, in float32: numbers of one class, of 2¹⁸ equally wide ones, share their mean rank.
 
     Of half a million distances a class holds a few: a correlation of such ranks is off by less than 1e-5.
@@ -65,7 +65,7 @@ def _ranked_in_classes(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n
     return torch.where(usable, mean.gather(-1, at) - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
 
 
-def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = None) -> Float[Tensor, "*t n"]:
+def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "*#m n"] | None = None) -> Float[Tensor, "*t n"]:
     """Ranks along rows, centred and of length 1, so that an inner product of two is Spearman's correlation; 0 where all are equal.
 
     >>> unit_ranks(torch.tensor([5.0, 8.0])).round(decimals=3).tolist()
