@@ -9,7 +9,7 @@ LONG, CLASSES = 1 << 15, 1 << 18
 """A row that is longer than this is ranked in so many classes on a GPU."""
 
 
-def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
+def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
     """The rank of every usable entry among those of its row, less the mean rank; 0 elsewhere. Float64.
 
     Entries that are equal but for rounding share their mean rank. Inner products of such rows are what Spearman's
@@ -36,7 +36,7 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float
     return torch.where(usable, ranks - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
 
 
-def ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
+def ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
     """The same on a GPU, which sorts fast, and faster without places: how many are smaller, and how many are not larger.
 
     Numbers alone travel and nothing is asked of the device. What is equal but for rounding is what lies within 16 ulp of the
@@ -50,7 +50,7 @@ def ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]
     return torch.where(usable, twice.double().sub_(usable.sum(-1, keepdim=True)).div_(2), 0)
 
 
-def ranked_in_classes(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
+def ranked_in_classes(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
     """The same of long rows, in float32: numbers of one class, of 2¹⁸ equally wide ones, share their mean rank.
 
     Of half a million distances a class holds a few: a correlation of such ranks is off by less than 1e-5.
