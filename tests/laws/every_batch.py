@@ -39,6 +39,13 @@ def refused(ask: Callable[[], Any]) -> bool:
     return False
 
 
+def batch_settings(one: Analysis) -> dict[str, Any]:
+    """What the battery asks otherwise than by default, as far as it can be asked of many texts."""
+    assert one.batch is not None
+    known = inspect.signature(one.batch).parameters
+    return {setting: value for setting, value in SETTINGS.get(one.name, {}).items() if setting in known}
+
+
 def asked(one: Analysis, model: str, trace: Any) -> Any:
     """What it answers to one text alone."""
     subjects = ({"model": double(model), "trace": trace}[subject] for subject in one.subjects)
@@ -48,10 +55,8 @@ def asked(one: Analysis, model: str, trace: Any) -> Any:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", BATCHED)
 def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
-    one, traces = analysis(name), texts(model)
+    one, traces, settings = analysis(name), texts(model), batch_settings(analysis(name))
     assert one.batch is not None
-    known = inspect.signature(one.batch).parameters
-    settings = {setting: value for setting, value in SETTINGS.get(name, {}).items() if setting in known}
     if (name, model) in ALONE or refused(lambda: asked(one, model, traces[0])):
         assert refused(lambda: one.batch(traces, **settings))
         return

@@ -79,7 +79,7 @@ def agreement(
     >>> bool((abs(found.agreement) <= 1).all())
     True
     """
-    asked = {"seed": seed, "least": least, "keep_massive": keep_massive, "queries": queries}
+    asked: dict[str, Any] = {"seed": seed, "least": least, "keep_massive": keep_massive, "queries": queries}
     beside = {} if control is None else _controlled(trace, control, asked)
     values = {name: x[0] for name, x in many(Traces.of(trace), draws, progress=progress, **asked).items()} | beside
     attributes = provenance(trace, keep_massive, draws=draws, seed=seed, least=least)
@@ -173,7 +173,8 @@ def kernel(
     keys.
     """
     q, k = sides(read, turned)
-    total, squares, count = torch.zeros(*q.shape[:3], 5, dtype=torch.float64, device=q.device), 0.0, 0.0
+    total = torch.zeros(*q.shape[:3], 5, dtype=torch.float64, device=q.device)
+    squares, count = torch.zeros_like(total[..., 0]), torch.zeros_like(total[0, :, 0, 0])
     for enough, found in by_query(read, q, k, start, least, blocks):
         found = torch.where(enough[:, None, :, None], found, 0)
         total, squares = total + found.sum(-2), squares + found[..., 0].square().sum(-1)

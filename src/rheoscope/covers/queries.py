@@ -73,17 +73,36 @@ def by_query(
     read: ReadMany, q: Sides, k: Sides, start: Float[Tensor, "b n d"], least: int, blocks: list[Block]
 ) -> Iterator[tuple[Bool[Tensor, "b m"], Float[Tensor, "c b h m 5"]]]:
     """The five correlations of single queries, block after block, and which of them have enough keys to count."""
-    cloud, kept = centred(read.hat, read.kept), read.kept
-    like, length = torch.stack([unit(cloud), unit(read.hat)]), cloud.norm(dim=-1)
+    hat, cloud, kept = read.hat, centred(read.hat, None if read.every else read.kept), read.kept
+    length = cloud.norm(dim=-1)
+    near, even = one_over(length), one_over(hat.norm(dim=-1))
     mask, places = read.heads.mechanism.mask, torch.arange(kept.shape[1], device=kept.device)
     for block in blocks:
         to = mask.span(0, block.last + 1, len(places))[1]  # under a causal mask nothing lies beyond
         at, j = block.at, places[:to]
         usable = mask(at.flatten(), j).unflatten(0, at.shape) & kept[:, None, :to] & (at[..., None] != j)
-        cosines = torch.stack([*(_rows(like, at) @ like[:, :, :to].mT), _rows(start, at) @ start[:, :to].mT])
+        cosines = torch.stack([
+            inner_products(cloud, near, at, to),
+            inner_products(hat, even, at, to),
+            inner_products(start, None, at, to),
+        ])  # fmt: skip
         wanted = targets(cosines, (at[..., None] - j).abs(), length[:, None, :to], usable)
         enough = block.there & (usable.sum(-1) >= least)
         yield enough, correlations(ranked(scores_at(read, q, k[..., :to, :], at, j), usable[:, None]), wanted)
+
+
+def inner_products(
+    x: Float[Tensor, "b n d"], scale: Float[Tensor, "b n"] | None, at: Int[Tensor, "b m"], to: int
+) -> Float[Tensor, "b m t"]:
+    """⟨x_i, x_j⟩ of some tokens with the first `to` of their text, scaled on both sides: cosines, where by one over lengths."""
+    found = _rows(x, at) @ x[:, :to].mT
+    return found if scale is None else found.mul_(scale[:, None, :to]).mul_(scale.gather(1, at)[..., None])
+
+
+def one_over(length: Float[Tensor, "*t n"]) -> Float[Tensor, "*t n"]:
+    """1/length; 0 where it is 0 but for rounding, beside the longest."""
+    there = length > 1e-6 * length.amax(-1, keepdim=True)
+    return torch.where(there, 1 / torch.where(there, length, 1), 0)
 
 
 def scores_at(
@@ -123,7 +142,7 @@ def targets(
 def correlations(ranks: Float[Tensor, "c b h m n"], wanted: Float[Tensor, "b m n 6"]) -> Float[Tensor, "c b h m 5"]:
     """The five correlations of MEANS for every query; 0 where something does not vary."""
     along = torch.einsum("cbhmn,bmnt->cbhmt", ranks, wanted)
-    whole = ranks.square().sum(-1)
+    whole = ranks.norm(dim=-1).square()
     rest = whole - along[..., :2].square().sum(-1)
     partial = along[..., 3:] / _or_infinite(rest, whole).sqrt()[..., None]
     raw = along[..., [2, 0]] / _or_infinite(whole, whole).sqrt()[..., None]
@@ -143,5 +162,7 @@ def _without(x: Float[Tensor, "*t m n"], along: Float[Tensor, "*#t m n"]) -> Flo
 def unit(x: Float[Tensor, "*t n d"], beside: Float[Tensor, "*#t #n 1"] | None = None) -> Float[Tensor, "*t n d"]:
     """Rows of length 1; 0 where a row is 0 but for rounding, beside these lengths or beside the longest."""
     length = x.norm(dim=-1, keepdim=True)
-    beside = length.amax(-2, keepdim=True) if beside is None else beside
-    return torch.where(length > 1e-6 * beside, x / torch.where(length > 0, length, 1), 0)
+    if beside is None:
+        return x * one_over(length[..., 0])[..., None]
+    there = length > 1e-6 * beside
+    return x * torch.where(there, 1 / torch.where(there, length, 1), 0)

@@ -54,13 +54,17 @@ def read(trace: Trace, layer: int, at: Int[Tensor, " n"]) -> Read:
 
 @dataclass(frozen=True, eq=False)
 class ReadMany:
-    """What one layer reads of many texts: its heads, all points, x̂ of every token (0 where it does not count), and which count."""
+    """What one layer reads of many texts: its heads, all points, x̂ of every token (0 where it does not count), and which count.
+
+    `every` says that all of them do.
+    """
 
     layer: int
     heads: Heads
     x: Float[Tensor, "b n d"]
     hat: Float[Tensor, "b n d"]
     kept: Bool[Tensor, "b n"]
+    every: bool
 
 
 def layers_of_many(traces: Traces, kept: Bool[Tensor, "b n"]) -> Iterator[ReadMany]:
@@ -79,7 +83,8 @@ def layers_of_many(traces: Traces, kept: Bool[Tensor, "b n"]) -> Iterator[ReadMa
 def read_many(traces: Traces, layer: int, kept: Bool[Tensor, "b n"]) -> ReadMany:
     """What one layer reads of many texts, with these tokens as those that count."""
     heads, x = traces.view.heads_of(layer), traces.view.as_read(traces.read_by(layer))
-    return ReadMany(layer, heads, x, torch.where(kept[..., None], heads.norm.hat(exact(x)), 0), kept)
+    hat, every = heads.norm.hat(exact(x)), kept is traces.real and traces.unpadded
+    return ReadMany(layer, heads, x, hat if every else torch.where(kept[..., None], hat, 0), kept, every)
 
 
 def tokens(trace: Trace, keep_massive: bool, least: int = 1) -> Int[Tensor, " n"]:

@@ -17,6 +17,7 @@ from rheoscope.space.components import checked, end_of
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.prediction import predictions
+from rheoscope.space.product import product
 from rheoscope.space.pullback import adds_up, pulled_back
 from rheoscope.space.share import exact
 from rheoscope.space.step import Step
@@ -90,8 +91,10 @@ def many(traces: Traces, target: int | None = None, token: int = -1) -> dict[str
 
 
 def _values(traces: Traces, loss: Float[Tensor, " b"], pulled: list[Float[Tensor, "b n d"]]) -> dict[str, Tensor]:
+    read = traces.view.as_read
     layers = [
-        kernel(heads, traces.read_by(at), pulled[at], traces.unseen(at)) for at, heads in enumerate(traces.view.blocks)
+        kernel(heads, read(traces.read_by(at)), read(pulled[at]), traces.unseen(at))
+        for at, heads in enumerate(traces.view.blocks)
     ]
     norm, received, pull = (torch.stack(each, 1) for each in zip(*layers, strict=True))
     rank = norm.flatten(1).argsort(-1, descending=True).argsort(-1).reshape(norm.shape) + 1
@@ -115,8 +118,8 @@ def kernel(
         R = reversed_rows(
             mechanism, q[:, :, rows], k[:, :, keys], v[:, :, keys], g[:, :, rows].to(q.dtype), i[rows], i[keys]
         )
-        square += R.square().sum((-2, -1))
-        received[..., keys] += R.abs().sum(-2)
+        square += torch.linalg.vector_norm(R, dim=(-2, -1), dtype=torch.float64).square()
+        received[..., keys] += torch.linalg.vector_norm(R, 1, dim=-2)
         pull[..., keys] += R.sum(-2)
     return square.sqrt().to(q.dtype), received, pull
 
@@ -248,7 +251,7 @@ def at_outputs(
             total = outputs @ W_O.to(outputs.dtype).flatten(0, 1)
             total = (total if heads.b_O is None else total + heads.b_O).detach().requires_grad_()
             pulled = transposed(heads.after.own(total), total, pulled)
-    return (pulled @ W_O.flatten(0, 1).mT).unflatten(-1, W_O.shape[:2]).transpose(-3, -2)
+    return product(pulled, W_O.flatten(0, 1).mT).unflatten(-1, W_O.shape[:2]).transpose(-3, -2)
 
 
 REVERSED_ATTENTION = Analysis(

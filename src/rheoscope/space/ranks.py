@@ -42,12 +42,14 @@ def ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"
     Numbers alone travel and nothing is asked of the device. What is equal but for rounding is what lies within 16 ulp of the
     row's largest number, where on a CPU runs of neighbours may reach further.
     """
-    x = torch.where(usable, x, float("inf")).contiguous()
-    apart = 16 * torch.finfo(x.dtype).eps * torch.where(usable, x, 0).abs().amax(-1, keepdim=True)
+    x, count = torch.where(usable, x, float("inf")).contiguous(), usable.sum(-1, keepdim=True, dtype=torch.int32)
     line = x.sort(-1).values
-    smaller = torch.searchsorted(line, x - apart, out_int32=True)
-    twice = smaller.add_(torch.searchsorted(line, x.add_(apart), right=True, out_int32=True))
-    return torch.where(usable, twice.double().sub_(usable.sum(-1, keepdim=True)).div_(2), 0)
+    last = line.gather(-1, (count - 1).clamp(min=0).long().expand(*x.shape[:-1], 1))
+    apart = 16 * torch.finfo(x.dtype).eps * torch.maximum(line[..., :1].abs(), last.abs())
+    apart = torch.where(count > 0, apart, 0)
+    twice = torch.searchsorted(line, x - apart, out_int32=True)
+    twice = twice.add_(torch.searchsorted(line, x.add_(apart), right=True, out_int32=True)).sub_(count)
+    return torch.where(usable, twice, 0).double().div_(2)
 
 
 def ranked_in_classes(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
