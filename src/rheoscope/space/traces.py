@@ -131,12 +131,17 @@ class Traces(Sequence[Trace]):
 
         A text with fewer than `least` of them is refused, and so are points that are not numbers.
         """
-        fewest, every = self._fewest[keep_massive]
+        fewest = self.fewest(keep_massive)
+        every = self._fewest[keep_massive][1]
         if fewest < least:
             raise RheoscopeError(
                 f"this needs at least {least} tokens that are not massive in every text, got {fewest}; type longer texts"
             )
         return None if every else self.real if keep_massive else self._ordinary
+
+    def fewest(self, keep_massive: bool = False) -> int:
+        """How many such tokens the text has that has the fewest."""
+        return self._fewest[keep_massive][0]
 
     @cached_property
     def unpadded(self) -> bool:
