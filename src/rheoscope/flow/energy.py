@@ -258,7 +258,10 @@ def updated(trace: Trace | Traces, layer: int) -> Cloud:
     if layer + 1 == trace.view.layers:
         return torch.full_like(exact(_at(trace, 0)), float("nan"))
     after = trace.view.blocks[layer + 1]
-    mechanism, read = after.mechanism.under(unseen(trace, layer + 1)), after.read(trace.view.as_read(trace.read_by(layer)))
+    mechanism, read = (
+        after.mechanism.under(unseen(trace, layer + 1)),
+        after.read(trace.view.as_read(trace.read_by(layer))),
+    )
     return moved_by(after, mechanism, *read).reshape(_at(trace, 0).shape)
 
 

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.space.product import inner
 from rheoscope.space.texts import There, centred
 
 Clouds = Float[Tensor, "b n d"]
@@ -47,8 +48,7 @@ def mean_cosine(x: Clouds, there: There) -> Each:
 def participation(around: Clouds) -> Each:
     """(Σσ²)²/Σσ⁴ of clouds around their means: tr(C)² over the sum of squares of the smaller table; 0 for a cloud of one point."""
     n, d = around.shape[-2:]
-    table = around @ around.mT if n <= d else around.mT @ around
-    sums = torch.promote_types(table.dtype, torch.float32)
-    total = table.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=sums)
-    squares = torch.linalg.vector_norm(table, dim=(-2, -1), dtype=sums).square()
+    table = inner(around if n <= d else around.mT)
+    total = table.diagonal(dim1=-2, dim2=-1).sum(-1)
+    squares = torch.linalg.vector_norm(table, dim=(-2, -1)).square()
     return torch.where(squares > 0, total.square() / torch.where(squares > 0, squares, 1), 0)

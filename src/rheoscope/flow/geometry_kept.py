@@ -13,6 +13,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import mlp_at
 from rheoscope.space.pairs import distances
+from rheoscope.space.product import inner
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import There, centred, kept, kept_rows, mean
 from rheoscope.space.ticking import tick
@@ -60,7 +61,7 @@ def geometry_kept(
     seen = clouds(trace, space, "layer", keep_massive, least=4)
     _refuse(len(seen.tokens), nearest, pairs)
     names, there = ["embed", *(f"-{stride}" for stride in strides)], trace.ordinary(keep_massive)
-    values = kernel((x.double()[None] for x in seen), None, strides, nearest, pairs, seed)
+    values = kernel((centred(x.double()[None], None) for x in seen), None, strides, nearest, pairs, seed)
     values = {name: x[0] for name, x in values.items()} | erasures(trace, None if bool(there.all()) else there)
     numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
     coords = {"point": list(seen.steps), "reference": names} | numbers
@@ -83,7 +84,7 @@ def batch(
     _refuse(traces.fewest(keep_massive), nearest, pairs)
     half = view.as_read(traces.points[:0]).dtype.itemsize < 4
     seen = (placed(view, traces.points[:, at], space) for at in points_of(traces, "layer"))
-    clouds = (view.as_read(centred(x, there)) if half else x.double() for x in seen)
+    clouds = (view.as_read(centred(x, there)) if half else centred(x.double(), there) for x in seen)
     return kernel(clouds, there, strides, nearest, pairs, seed) | erasures(traces, there)
 
 
@@ -104,10 +105,10 @@ def kernel(
     pairs: int | None,
     seed: int,
 ) -> dict[str, Tensor]:
-    """Every cloud of every text against the first and against those `strides` before it."""
+    """Every cloud of every text, seen from its mean, against the first and against those `strides` before it."""
     chosen, ranks, near, rows = None, [], [], []
     for x in clouds:
-        far = distances(inner(x, there))
+        far = distances(inner(x))
         chosen = chosen or (every_pair(far, there) if pairs is None else drawn_pairs(far, there, pairs, seed))
         ranks.append(chosen.ranks(far))
         rows.append(chosen.pulls(ranks[-1], far.shape[-1]))
@@ -124,14 +125,6 @@ def kernel(
     found = {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": spread, "neighbours": neighbours}
     found["neighbours_null"] = nearest / (chosen.tokens - 1)
     return found if pairs is None else found | {"rsa_error": sampling_error(rsa, pairs)}
-
-
-def inner(x: Float[Tensor, "b n d"], there: There) -> Float[Tensor, "b n n"]:
-    """Inner products around the mean; of clouds in half precision, which stand around theirs, with sums in float32."""
-    if x.dtype.itemsize >= 4:
-        x = centred(x, there)
-        return x @ x.mT
-    return torch.bmm(x, x.mT, out_dtype=torch.float32)
 
 
 def erasures(trace: Trace | Traces, there: There) -> dict[str, Tensor]:

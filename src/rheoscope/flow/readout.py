@@ -53,7 +53,8 @@ def readout(
     `logit`, its sum; (elsewhere), at most 64 earlier tokens: `log_probability_next` with its null, and `largest_elsewhere`, the log
     probability of what each finds likeliest, which the target's own can be compared with; (draw): `log_probability_next_drawn`,
     the mean over these places in each draw; (end, token): `likeliest` (ids) and `likeliest_probability` of the token and at
-    most `before` tokens before it, at the end of every layer. A model that reads what comes next (an encoder) has no `log_probability_next`.
+    most `before` tokens before it, at the end of every layer. A model that reads what comes next (an encoder) has no
+    `log_probability_next`.
 
     **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
     logit; all unchanged by a turn of the axes of E that the model follows.

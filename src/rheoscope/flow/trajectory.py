@@ -14,7 +14,8 @@ from rheoscope.flow.cloud import clouds, placed
 from rheoscope.flow.projection import on_plane, plane
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.carried import Carried
-from rheoscope.space.share import exact, share
+from rheoscope.space.product import inner
+from rheoscope.space.share import share
 from rheoscope.space.texts import There, kept, mean
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
@@ -70,9 +71,7 @@ def batch(
 ) -> dict[str, Tensor]:
     """Paths of many texts at once: all but the map of the paths, which is one text's."""
     there, points = traces.counted(keep_massive), placed(traces.view, traces.points, space)
-    values = kernel(
-        points, traces.view.as_read, traces.where, traces.middle, ends_of(traces), draws, seed, there
-    )
+    values = kernel(points, traces.view.as_read, traces.where, traces.middle, ends_of(traces), draws, seed, there)
     layers = range(traces.view.layers)
     heads = torch.stack([of_carried(traces, traces.carried(layer), layer, there) for layer in layers], 2)
     per_token = (name for name in values if "token" in TRAJECTORY.fields[name].dims)
@@ -137,14 +136,13 @@ def of_inner_products(points: Float[Tensor, "*b p n d"], dtype: torch.dtype, sig
     Rounding is at random along E, so that an inner product is off by 2⁻⁹/√d of both lengths in bfloat16: far less than what the
     rounding of the points does to a displacement.
     """
-    moved = _displacements(points, dtype)
-    inner = _inner(moved)
-    square = inner.diagonal(dim1=-2, dim2=-1).clamp(min=0).mT
-    speed, ahead = square.sqrt(), inner.diagonal(1, dim1=-2, dim2=-1).mT
+    table = inner(_displacements(points, dtype))
+    square = table.diagonal(dim1=-2, dim2=-1).clamp(min=0).mT
+    speed, ahead = square.sqrt(), table.diagonal(1, dim1=-2, dim2=-1).mT
     both = speed[..., 1:, :] * speed[..., :-1, :]
     turning = torch.where(both > 0, torch.acos((ahead / torch.where(both > 0, both, 1)).clamp(-1, 1)), 0)
-    chords = inner.cumsum(-1).cumsum(-2).diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().mT
-    drawn = inner.flatten(-2) @ (sign[:, :, None] * sign[:, None, :]).flatten(1).mT
+    chords = table.cumsum(-1).cumsum(-2).diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().mT
+    drawn = table.flatten(-2) @ (sign[:, :, None] * sign[:, None, :]).flatten(1).mT.to(table)
     return speed, chords, turning, drawn.clamp(min=0).sqrt().mT
 
 
@@ -155,14 +153,6 @@ def _displacements(points: Float[Tensor, "*b p n d"], dtype: torch.dtype) -> Flo
     for step, (before, after) in enumerate(pairwise(points.unbind(-3))):
         moved[..., step, :] = after - before
     return moved
-
-
-def _inner(moved: Float[Tensor, "*b n s d"]) -> Float[Tensor, "*b n s s"]:
-    """⟨Δ_s, Δ_t⟩ of every token, in float32 or better."""
-    if not moved.is_cuda:
-        return exact(moved) @ exact(moved).mT
-    flat = moved.flatten(0, -3)
-    return torch.bmm(flat, flat.mT, out_dtype=torch.float32).unflatten(0, moved.shape[:-2])
 
 
 def of_plane(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
@@ -183,7 +173,9 @@ def of_carried(
     made = (made if rows is None else made.at(rows)).exact()
     before, after = (
         points if rows is None else points[rows]
-        for points in (trace.points[..., at, :, :].to(made.moved.dtype) for at in (trace.where[layer], trace.middle[layer]))
+        for points in (
+            trace.points[..., at, :, :].to(made.moved.dtype) for at in (trace.where[layer], trace.middle[layer])
+        )
     )
     whole, length = after - before, made.squares().sqrt()
     cosine = share(made.along(trace.view.as_read(whole)), length * whole.norm(dim=-1)[..., None, :])

@@ -273,7 +273,7 @@ class Heads:
         tokens, constant = apart(self.mechanism.under(mask), *self.read(x), self.value_bias)
         return self.as_carried(tokens, constant) if x.ndim == 3 else self.as_carried(tokens[0], constant[0])
 
-    def as_carried(self, tokens: Float[Tensor, "*b h n e"], constant: Float[Tensor, "*b h m e"]) -> Carried:
+    def as_carried(self, tokens: Float[Tensor, "*b h n e"], constant: Float[Tensor, "*#b h m e"]) -> Carried:
         """Both through W_O and, where there is one, the norm after attention; `constant` has one row where all are the same."""
         rest = self._with_bias((constant @ self.W_O).sum(-3)).expand(*tokens.shape[:-3], tokens.shape[-2], -1)
         made = Carried(tokens, self.W_O.detach(), rest)
@@ -292,7 +292,7 @@ class Heads:
         bias = torch.zeros_like(self.W_V[:, 0]) if self.norm.bias is None else self.norm.bias @ self.W_V
         return _shared((bias if self.b_V is None else bias + self.b_V)[:, None], self.count)[:, 0]
 
-    def after_scale(self, total: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def after_scale(self, total: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         """c_i gain: the realised per-token scale of the norm after attention, times its gain; 1 where there is none."""
         if self.after is None:
             return torch.ones_like(total)
@@ -301,7 +301,7 @@ class Heads:
         c = self.after.scale(total)
         return c.expand_as(total) if self.after.gain is None else c * self.after.gain
 
-    def _with_bias(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def _with_bias(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         return x if self.b_O is None else x + self.b_O
 
 
@@ -374,7 +374,7 @@ def through(
 
 def apart(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, constant: Float[Tensor, "h e"] | None
-) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h m e"]]:
+) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "#b h m e"]]:
     """sum_j alpha_ij v_j of every head in two parts: of the tokens, and of what every value has in common.
 
     The second has one row where it is the same for all tokens: where weights sum to 1, or where it is nothing.
