@@ -125,7 +125,7 @@ def test_of_equally_near_tokens_the_earlier_is_nearer(seed: int) -> None:
     x = torch.randint(0, 3, (15, 2), generator=torch.Generator().manual_seed(seed)).double()
     far = torch.cdist(x, x)
     for k in (1, 3, 6):
-        found = neighbours_of(far[None], None, k)[0]
+        found = neighbours_of(far, k)
         for i in range(15):
             wanted = sorted((j for j in range(15) if j != i), key=lambda j: (round(float(far[i, j]), 9), j))[:k]
             assert set(found[i].tolist()) == set(wanted)

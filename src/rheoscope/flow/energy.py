@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mask import Mask, NoMask, Padding
+from rheoscope.attention.mask import Mask, NoMask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition
 from rheoscope.flow.landscape import Landscape, landscape
@@ -267,14 +267,14 @@ def updated(trace: Trace | Traces, layer: int) -> Cloud:
 
 def altered(trace: Trace | Traces, layer: int, step: Step, own: Cloud) -> list[Cloud]:
     """The attention's displacement `own` without mask, norm, position and MLP."""
-    heads, mechanism, seen = step.field.heads, step.field.heads.mechanism, unseen(trace, layer)
-    hidden = None if seen is None and (not isinstance(trace, Traces) or trace.unpadded) else Padding(trace.real)
+    heads, mechanism = step.field.heads, step.field.heads.mechanism
+    hidden = trace.padding if isinstance(trace, Traces) else None
     free, nowhere = replace(mechanism, mask=NoMask()), replace(mechanism, position=NoPosition())
     x, given = exact(trace.read_by(layer)), [trace.view.as_read(part) for part in step.read()]
     return [
         own if mechanism.mask.forbids_nothing else moved_by(heads, free.under(hidden), *given).reshape(own.shape),
         _normed(heads, trace, layer, x, own),
-        own if mechanism.position.nowhere else moved_by(heads, nowhere.under(seen), *given).reshape(own.shape),
+        own if mechanism.position.nowhere else moved_by(heads, nowhere.under(unseen(trace, layer)), *given).reshape(own.shape),
         exact(_at(trace, end_of(trace, layer))) - x,
     ]
 

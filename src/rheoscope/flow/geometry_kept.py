@@ -112,7 +112,7 @@ def kernel(
         chosen = chosen or (every_pair(far, there) if pairs is None else drawn_pairs(far, there, pairs, seed))
         ranks.append(chosen.ranks(far))
         rows.append(chosen.pulls(ranks[-1], far.shape[-1]))
-        near.append(neighbours_of(far, there, nearest))
+        near.append(neighbours_of(far, nearest, there))
     assert chosen is not None, "every text has a first cloud"
     table = ranks[0].new_full((len(ranks[0]), 3, len(ranks), 1 + len(strides)), float("nan"))
     for at in range(len(ranks)):
@@ -154,7 +154,7 @@ def mantel(a: Float[Tensor, "b 2"], b: Float[Tensor, "b 2"], n: Float[Tensor, " 
     return ((shared[0] * shared[1] / ways).sum(0).clamp(min=0) / 4).sqrt()
 
 
-def neighbours_of(d: Float[Tensor, "b n n"], there: There, k: int) -> Int[Tensor, "b n k"]:
+def neighbours_of(d: Float[Tensor, "*b n n"], k: int, there: There = None) -> Int[Tensor, "*b n k"]:
     """The k nearest other tokens of each; of equally near ones the earlier."""
     far = kept(d, there, torch.inf) + torch.diag(d.new_full(d.shape[-1:], torch.inf))
     near = far.topk(k + 1, largest=False)

@@ -157,10 +157,14 @@ class Traces(Sequence[Trace]):
         self.view.heads_of(layer)
         return self.points[:, self.where[layer]]
 
+    @property
+    def padding(self) -> Mask | None:
+        """What no token of a text sees; None where texts are of one length."""
+        return None if self.unpadded else Padding(self.real)
+
     def unseen(self, layer: int) -> Mask | None:
         """What heads must not see besides: padding, unless a token never sees what comes after it."""
-        causal = self.view.heads_of(layer).mechanism.mask.is_causal
-        return None if causal or self.unpadded else Padding(self.real)
+        return None if self.view.heads_of(layer).mechanism.mask.is_causal else self.padding
 
     @torch.no_grad()
     def carried(self, layer: int) -> Carried:
