@@ -120,8 +120,8 @@ def test_inner_products_of_displacements_tell_the_same_as_displacements(dtype: t
     points = traced("gpt2", F64).points
     points = torch.stack([points, points.flip(1)])
     points[0, :, 3] = points[0, :1, 3]
-    sign = signs(points, 5, 0)
-    due, found = (of(points, dtype, sign) for of in (of_displacements, of_inner_products))
+    sign, moved = signs(points, 5, 0), points.diff(dim=1).transpose(1, 2).to(dtype)
+    due, found = of_displacements(points, sign), of_inner_products(moved, sign)
     for wanted, value in zip(due, found, strict=True):
         assert torch.allclose(value.double(), wanted, rtol=off, atol=off * float(wanted.abs().max()))
 

@@ -274,7 +274,9 @@ def altered(trace: Trace | Traces, layer: int, step: Step, own: Cloud) -> list[C
     return [
         own if mechanism.mask.forbids_nothing else moved_by(heads, free.under(hidden), *given).reshape(own.shape),
         _normed(heads, trace, layer, x, own),
-        own if mechanism.position.nowhere else moved_by(heads, nowhere.under(unseen(trace, layer)), *given).reshape(own.shape),
+        own
+        if mechanism.position.nowhere
+        else moved_by(heads, nowhere.under(unseen(trace, layer)), *given).reshape(own.shape),
         exact(_at(trace, end_of(trace, layer))) - x,
     ]
 

@@ -136,8 +136,8 @@ def erasures(trace: Trace | Traces, there: There) -> dict[str, Tensor]:
     last, heads, mlps = at(-1), [], []
     for layer in range(trace.view.layers):
         tick(layer, trace.view.layers)
-        made, end = trace.carried(layer).exact(), mlp_at(trace, layer)
-        later = trace.view.as_read(last - at(trace.middle[layer]))
+        made, end = trace.carried(layer), mlp_at(trace, layer)
+        later = last - at(trace.middle[layer])
         heads.append(share(made.along(later).sum(-1), kept(made.squares(), there).sum(-1)))
         wrote = at(end) - at(end - 1)
         mlps.append(share((wrote * (last - at(end))).sum((-2, -1)), wrote.square().sum((-2, -1))))

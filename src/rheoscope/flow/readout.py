@@ -117,9 +117,12 @@ def likeliest_of(traces: Traces, at: Int[Tensor, " b"], before: int) -> dict[str
     chosen = rows.expand_as(places)[places >= 0], places[places >= 0]
     ids = torch.full((len(at), len(ends), n), -1, device=at.device)
     chances = torch.full(ids.shape, torch.nan, dtype=exact(traces.points[:0]).dtype, device=at.device)
-    for number, end in enumerate(ends):
-        best = _best(traces.view, traces.points[:, end][chosen])
-        ids[chosen[0], number, chosen[1]], chances[chosen[0], number, chosen[1]] = best.indices, best.values
+    together = max(1, _points_at_once(traces.view) // max(1, len(chosen[0])))
+    for low in range(0, len(ends), together):
+        some = torch.tensor(ends[low : low + together], device=at.device)[:, None]
+        place = chosen[0], torch.arange(low, low + len(some), device=at.device)[:, None], chosen[1]
+        best = _best(traces.view, traces.points[chosen[0], some, chosen[1]].flatten(0, 1))
+        ids[place], chances[place] = (x.unflatten(0, (len(some), -1)) for x in best)
     return {"likeliest": ids, "likeliest_probability": chances}
 
 

@@ -379,15 +379,15 @@ def apart(
 
     The second has one row where it is the same for all tokens: where weights sum to 1, or where it is nothing.
     """
-    whole = exact(mechanism.attend(q, k, v))
+    whole = mechanism.attend(q, k, v)
     if constant is None or not mechanism.value.identity:
-        return whole, torch.zeros_like(whole[..., :1, :])
+        return whole, exact(torch.zeros_like(whole[..., :1, :]))
     if mechanism.normaliser.sums_to_one:
         common = constant[None, :, None]
     else:
         every = constant[None, :, None].expand(len(q), q.shape[1], k.shape[2], -1).to(v.dtype)
-        common = exact(mechanism.attend(q, k, every))
-    return whole - common, common
+        common = mechanism.attend(q, k, every)
+    return whole - common.to(whole.dtype), exact(common)
 
 
 def of_head(mechanism: Mechanism, head: int) -> Mechanism:
