@@ -113,7 +113,7 @@ def kernel(
     return found | {
         "type_count": types.max() + 1,
         "type_flow": flow(found["type_cluster_count"]),
-        "lineage": lineage(labels),
+        "lineage": lineage(labels.cpu()).to(labels.device),  # name by name: a GPU would be asked for each
         "ari": torch.stack([rand_index(a, b) for a, b in pairwise(labels)]),
         "nmi": torch.stack([mutual_information(a, b) for a, b in pairwise(labels)]),
     }

@@ -1,10 +1,11 @@
 """How far do clouds gather? Mean cosines and participation ratios of many clouds at once, from inner products alone."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.space.texts import There, centred
+from rheoscope.space.product import inner
+from rheoscope.space.texts import There, kept, kept_rows
 
 Clouds = Float[Tensor, "b n d"]
 Each = Float[Tensor, " b"]
@@ -13,42 +14,44 @@ Each = Float[Tensor, " b"]
 def gathered(x: Clouds, there: There, dtype: torch.dtype) -> dict[str, Each]:
     """Mean cosines around the mean and as they are, and the participation ratio, of a cloud of every text.
 
-    The table of inner products is of points rounded to `dtype`, its squares are summed in float32 or better. Rounding is at random
-    along E: in bfloat16 it changes a participation ratio by some parts in a million.
+    Around the mean points are rounded to `dtype`, and sums are in float32 or better. Rounding is at random along E: in bfloat16 it
+    changes a participation ratio by some parts in a hundred thousand.
     """
-    around = still(centred(x, there), x)
+    x, n = kept_rows(x, there), x.shape[-2] if there is None else there.sum(-1)[:, None]
+    mean, length = x.sum(-2) / n, x.norm(dim=-1)
+    around = kept_rows(x - mean[:, None], there).to(dtype)
+    far, least = around.norm(dim=-1, dtype=x.dtype), _rounding(x.dtype) * length.amax(-1, keepdim=True)
+    moving, away = kept(length, there) > 0, kept(far, there) > least
+    weights = torch.stack([_inverse(length, moving), _inverse(far, away)], 1)
+    as_they_are, centred = (weights @ x).unbind(1)
+    centred = centred - weights[:, 1].sum(-1, keepdim=True) * mean
     return {
-        "mean_cosine": mean_cosine(around, there),
-        "mean_cosine_uncentred": mean_cosine(x, there),
-        "participation_ratio": participation(around.to(dtype)),
+        "mean_cosine": mean_cosine(centred, away, n),
+        "mean_cosine_uncentred": mean_cosine(as_they_are, moving, n),
+        "participation_ratio": participation(around, least[:, 0]),
     }
 
 
-def still(around: Clouds, x: Clouds) -> Clouds:
-    """Clouds around their means; tokens that stand there but for rounding are put there."""
-    least = 1e-12 if x.dtype == torch.float64 else 1e-6
-    longest = x.nan_to_num().norm(dim=-1).amax(-1)[:, None, None]
-    return torch.where(around.norm(dim=-1, keepdim=True) <= least * longest, 0, around)
+def mean_cosine(together: Float[Tensor, "b d"], moving: Bool[Tensor, "b n"], n: Tensor | int) -> Each:
+    """Mean cosine of all pairs of n tokens, from the sum of the directions of those that have one; the others are alike."""
+    count, n = moving.sum(-1), n if isinstance(n, int) else n[:, 0]
+    resting = n - count
+    return (together.square().sum(-1) - count + resting * (resting - 1)) / (n * (n - 1))
 
 
-def mean_cosine(x: Clouds, there: There) -> Each:
-    """Mean cosine of all pairs, from the sum of their directions; two at the origin are alike."""
-    length = x.norm(dim=-1)
-    counts = length > 0 if there is None else (length > 0) & there
-    n = x.shape[-2] if there is None else there.sum(-1)
-    moving = counts.sum(-1)
-    inverse = torch.where(counts, 1 / torch.where(counts, length, 1), 0)
-    x = x if there is None else torch.where(there[..., None], x, 0)
-    together = (inverse[:, None] @ x).square().sum((-2, -1))
-    resting = n - moving
-    return (together - moving + resting * (resting - 1)) / (n * (n - 1))
-
-
-def participation(around: Clouds) -> Each:
+def participation(around: Clouds, least: Each) -> Each:
     """(Σσ²)²/Σσ⁴ of clouds around their means: tr(C)² over the sum of squares of the smaller table; 0 for a cloud of one point."""
     n, d = around.shape[-2:]
-    table = around @ around.mT if n <= d else around.mT @ around
-    sums = torch.promote_types(table.dtype, torch.float32)
-    total = table.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=sums)
-    squares = torch.linalg.vector_norm(table, dim=(-2, -1), dtype=sums).square()
-    return torch.where(squares > 0, total.square() / torch.where(squares > 0, squares, 1), 0)
+    table = inner(around if n <= d else around.mT)
+    total = table.diagonal(dim1=-2, dim2=-1).sum(-1)
+    squares, spread = torch.linalg.vector_norm(table, dim=(-2, -1)).square(), total > n * least.square()
+    return torch.where(spread, total.square() / torch.where(spread, squares, 1), 0)
+
+
+def _inverse(length: Float[Tensor, "b n"], there: Bool[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+    return torch.where(there, 1 / torch.where(there, length, 1), 0)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """How far from their mean tokens stand that are there but for rounding, of the longest of them."""
+    return 1e-12 if dtype == torch.float64 else 1e-6

@@ -53,7 +53,8 @@ def readout(
     `logit`, its sum; (elsewhere), at most 64 earlier tokens: `log_probability_next` with its null, and `largest_elsewhere`, the log
     probability of what each finds likeliest, which the target's own can be compared with; (draw): `log_probability_next_drawn`,
     the mean over these places in each draw; (end, token): `likeliest` (ids) and `likeliest_probability` of the token and at
-    most `before` tokens before it, at the end of every layer. A model that reads what comes next (an encoder) has no `log_probability_next`.
+    most `before` tokens before it, at the end of every layer. A model that reads what comes next (an encoder) has no
+    `log_probability_next`.
 
     **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
     logit; all unchanged by a turn of the axes of E that the model follows.
@@ -116,9 +117,12 @@ def likeliest_of(traces: Traces, at: Int[Tensor, " b"], before: int) -> dict[str
     chosen = rows.expand_as(places)[places >= 0], places[places >= 0]
     ids = torch.full((len(at), len(ends), n), -1, device=at.device)
     chances = torch.full(ids.shape, torch.nan, dtype=exact(traces.points[:0]).dtype, device=at.device)
-    for number, end in enumerate(ends):
-        best = _best(traces.view, traces.points[:, end][chosen])
-        ids[chosen[0], number, chosen[1]], chances[chosen[0], number, chosen[1]] = best.indices, best.values
+    together = max(1, _points_at_once(traces.view) // max(1, len(chosen[0])))
+    for low in range(0, len(ends), together):
+        some = torch.tensor(ends[low : low + together], device=at.device)[:, None]
+        place = chosen[0], torch.arange(low, low + len(some), device=at.device)[:, None], chosen[1]
+        best = _best(traces.view, traces.points[chosen[0], some, chosen[1]].flatten(0, 1))
+        ids[place], chances[place] = (x.unflatten(0, (len(some), -1)) for x in best)
     return {"likeliest": ids, "likeliest_probability": chances}
 
 

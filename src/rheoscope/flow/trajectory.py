@@ -1,7 +1,7 @@
 """How does every token move through the layers? Speed, path, straightness, turning, and who moves it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,12 @@ from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.flow.cloud import clouds, placed
 from rheoscope.flow.projection import on_plane, plane
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.carried import Carried
+from rheoscope.space.product import inner
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import There, kept, mean
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
+from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
@@ -49,9 +50,11 @@ def trajectory(
     True
     """
     seen = clouds(trace, space, "half", keep_massive)
-    ends, points = ends_of(trace), seen.points
-    heads = torch.stack([of_heads(trace, layer, seen.tokens) for layer in range(trace.view.layers)], 1)
-    values = kernel(points, trace.view.as_read, trace.where, trace.middle, ends, draws, seed) | of_plane(points, trace)
+    points, raw = seen.points, trace.points if len(seen.tokens) == len(trace) else trace.points[:, seen.tokens]
+    moved = displacements(raw, trace.view)
+    values = of_points(trace, points, moved if space == "raw" else None, points.norm(dim=-1), draws, seed)
+    heads = torch.stack([of_heads(trace, layer, raw, moved, rows=seen.tokens) for layer in range(trace.view.layers)], 1)
+    values |= of_plane(points, trace)
     coords = {
         "point": list(seen.steps),
         "step": list(seen.steps[1:]),
@@ -70,9 +73,10 @@ def batch(
 ) -> dict[str, Tensor]:
     """Paths of many texts at once: all but the map of the paths, which is one text's."""
     there, points = traces.counted(keep_massive), placed(traces.view, traces.points, space)
-    values = kernel(points, traces.view.as_read, traces.where, traces.middle, ends_of(traces), draws, seed, there)
+    moved, length = displacements(traces.points, traces.view), traces.norms if space == "raw" else points.norm(dim=-1)
+    values = of_points(traces, points, moved if space == "raw" else None, length, draws, seed, there)
     layers = range(traces.view.layers)
-    heads = torch.stack([of_carried(traces, traces.carried(layer), layer, there) for layer in layers], 2)
+    heads = torch.stack([of_heads(traces, layer, traces.points, moved, there) for layer in layers], 2)
     per_token = (name for name in values if "token" in TRAJECTORY.fields[name].dims)
     values |= {name: kept(values[name], there, torch.nan) for name in per_token}
     return values | {"head_speed": heads[0], "head_cosine": heads[1]}
@@ -83,28 +87,39 @@ def ends_of(trace: Trace | Traces) -> list[int]:
     return [*trace.where[1:], len(trace.steps) - 1]
 
 
-def kernel(
+def of_points(
+    trace: Trace | Traces,
     points: Float[Tensor, "*b p n d"],
-    rounded: Callable[[Tensor], Tensor],
-    starts: Sequence[int],
-    middles: Sequence[int],
-    ends: Sequence[int],
+    moved: Float[Tensor, "*b n s d"] | None,
+    length: Float[Tensor, "*b p n"],
     draws: int,
     seed: int,
     there: There = None,
 ) -> dict[str, Tensor]:
-    """All that the points alone tell, of one text or of several, on any device.
+    """All that the points of a text alone tell, from their inner products where displacements in half precision will do."""
+    moved = displacements(points, trace.view) if moved is None else moved
+    sign = signs(points, draws, seed)
+    found = of_displacements(points, sign) if moved is None else of_inner_products(moved, sign)
+    return kernel(found, length, trace.where, trace.middle, ends_of(trace), there)
 
-    `starts`, `middles` and `ends` are the points that each layer reads, that its attention leaves and that it leaves. Where
-    `rounded` rounds, all comes from inner products of displacements that are rounded so.
+
+def kernel(
+    moves: "Moves",
+    length: Float[Tensor, "*b p n"],
+    starts: Sequence[int],
+    middles: Sequence[int],
+    ends: Sequence[int],
+    there: There = None,
+) -> dict[str, Tensor]:
+    """All numbers of the paths of one text or of several, from what their displacements are like and the lengths of the points.
+
+    `starts`, `middles` and `ends` are the points that each layer reads, that its attention leaves and that it leaves.
     """
-    some = rounded(points[..., :1, :1, :])
-    found = of_inner_products if some.dtype != points.dtype else of_displacements
-    speed, chords, turning, drawn = found(points, some.dtype, signs(points, draws, seed))
+    speed, chords, turning, drawn = moves
     path, chord = speed.sum(-2), chords[..., -1, :]
     return {
         "speed": speed,
-        "relative_speed": speed / points[..., :-1, :, :].norm(dim=-1).clamp(min=1e-30),
+        "relative_speed": speed / length[..., :-1, :].clamp(min=1e-30),
         "turning": turning,
         "path_length": path,
         "chord": chord,
@@ -122,45 +137,39 @@ Moves = tuple[Float[Tensor, "*b s n"], Float[Tensor, "*b s n"], Float[Tensor, "*
 """Speed, distance from the start, turning, and how far one would get with the signs of a draw."""
 
 
-def of_displacements(points: Float[Tensor, "*b p n d"], _: torch.dtype, sign: Float[Tensor, "draw s"]) -> Moves:
+def of_displacements(points: Float[Tensor, "*b p n d"], sign: Float[Tensor, "draw s"]) -> Moves:
     """From displacements themselves, in the dtype of the points."""
     moved, first = points.diff(dim=-3), points[..., 0, :, :]
     chords = torch.stack([(x - first).norm(dim=-1) for x in points.unbind(-3)[1:]], -2)
     return moved.norm(dim=-1), chords, angles(moved), flipped(moved, sign)
 
 
-def of_inner_products(points: Float[Tensor, "*b p n d"], dtype: torch.dtype, sign: Float[Tensor, "draw s"]) -> Moves:
-    """From ⟨Δ_s, Δ_t⟩ of every token, displacements rounded to `dtype` and sums in float32: two passes over the points.
+def of_inner_products(moved: Float[Tensor, "*b n s d"], sign: Float[Tensor, "draw s"]) -> Moves:
+    """From ⟨Δ_s, Δ_t⟩ of every token, sums in float32 or better: two passes over the points.
 
     Rounding is at random along E, so that an inner product is off by 2⁻⁹/√d of both lengths in bfloat16: far less than what the
     rounding of the points does to a displacement.
     """
-    moved = _displacements(points, dtype)
-    inner = _inner(moved)
-    square = inner.diagonal(dim1=-2, dim2=-1).clamp(min=0).mT
-    speed, ahead = square.sqrt(), inner.diagonal(1, dim1=-2, dim2=-1).mT
+    table = inner(moved)
+    speed, ahead = table.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().mT, table.diagonal(1, dim1=-2, dim2=-1).mT
     both = speed[..., 1:, :] * speed[..., :-1, :]
     turning = torch.where(both > 0, torch.acos((ahead / torch.where(both > 0, both, 1)).clamp(-1, 1)), 0)
-    chords = inner.cumsum(-1).cumsum(-2).diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().mT
-    drawn = inner.flatten(-2) @ (sign[:, :, None] * sign[:, None, :]).flatten(1).mT
-    return speed, chords, turning, drawn.clamp(min=0).sqrt().mT
+    ways = torch.cat([sign.new_ones(sign.shape[1], sign.shape[1]).tril(), sign]).to(table)
+    reached = table.flatten(-2) @ (ways[:, :, None] * ways[:, None, :]).flatten(1).mT  # ‖Σ_s way_s Δ_s‖²
+    chords, drawn = reached.clamp(min=0).sqrt().mT.split([sign.shape[1], len(sign)], -2)
+    return speed, chords, turning, drawn
 
 
-def _displacements(points: Float[Tensor, "*b p n d"], dtype: torch.dtype) -> Float[Tensor, "*b n s d"]:
-    """Token by token, so that those of one stand together."""
+def displacements(points: Float[Tensor, "*b p n d"], view: View) -> Float[Tensor, "*b n s d"] | None:
+    """In half precision, token by token, so that those of one stand together; None where the model is not read in it."""
+    dtype = view.as_read(points[:0]).dtype
+    if dtype.itemsize >= 4:
+        return None
     *texts, p, n, d = points.shape
     moved = torch.empty(*texts, n, p - 1, d, dtype=dtype, device=points.device)
     for step, (before, after) in enumerate(pairwise(points.unbind(-3))):
-        moved[..., step, :] = after - before
+        torch.sub(after, before, out=moved[..., step, :])
     return moved
-
-
-def _inner(moved: Float[Tensor, "*b n s d"]) -> Float[Tensor, "*b n s s"]:
-    """⟨Δ_s, Δ_t⟩ of every token, in float32 or better."""
-    if not moved.is_cuda:
-        return exact(moved) @ exact(moved).mT
-    flat = moved.flatten(0, -3)
-    return torch.bmm(flat, flat.mT, out_dtype=torch.float32).unflatten(0, moved.shape[:-2])
 
 
 def of_plane(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
@@ -169,24 +178,20 @@ def of_plane(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
     return {"place": place, "place_share": place.square().mean((-3, -2))}
 
 
-def of_heads(trace: Trace, layer: int, kept: list[int]) -> Float[Tensor, "2 h"]:
-    """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens."""
-    return of_carried(trace, trace.carried(layer), layer, None, kept)
-
-
-def of_carried(
-    trace: Trace | Traces, made: Carried, layer: int, there: There, rows: list[int] | None = None
+def of_heads(
+    trace: Trace | Traces,
+    layer: int,
+    points: Float[Tensor, "*b p n d"],
+    moved: Float[Tensor, "*b n s d"] | None,
+    there: There = None,
+    rows: list[int] | None = None,
 ) -> Float[Tensor, "2 *b h"]:
-    """The same of many texts; what the whole attention does is read as the model reads points."""
-    made = (made if rows is None else made.at(rows)).exact()
-    before, after = (
-        points if rows is None else points[rows]
-        for points in (
-            trace.points[..., at, :, :].to(made.moved.dtype) for at in (trace.where[layer], trace.middle[layer])
-        )
-    )
-    whole, length = after - before, made.squares().sqrt()
-    cosine = share(made.along(trace.view.as_read(whole)), length * whole.norm(dim=-1)[..., None, :])
+    """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens."""
+    made, at = trace.carried(layer), trace.where[layer]
+    made = made if rows is None or len(rows) == made.moved.shape[-2] else made.at(rows)
+    whole = exact(points[..., trace.middle[layer], :, :]) - exact(points[..., at, :, :]) if moved is None else moved[..., at, :]
+    length, far = made.squares().sqrt(), torch.linalg.vector_norm(whole, dim=-1, dtype=exact(points[:0]).dtype)
+    cosine = share(made.along(whole), length * far[..., None, :])
     return torch.stack([mean(length, there), mean(cosine, there)])
 
 

@@ -6,15 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.space.product import product
-
 
 @dataclass(frozen=True, eq=False)
 class Carried:
     """Δ_h = moved_h write_h for all heads, and `rest`, what attention adds besides: all its constants. Of one text or of several.
 
     `moved` is sum_j alpha_ij v_j without what every value has in common, `write` is W_O, each with its share of a norm
-    after attention. Lengths and inner products of displacements need no more than that.
+    after attention. Lengths and inner products of displacements need no more than that: where a GPU computes in half precision,
+    `moved` stands in it, and they are off by what rounding does at random, 2⁻⁹/√e of both lengths in bfloat16.
 
     **Laws** `displacements().sum(0) + rest` is what attention did to the cloud; no gauge moves anything but the factors.
     """
@@ -42,9 +41,14 @@ class Carried:
 
     def squares(self) -> Float[Tensor, "*b h n"]:
         """‖Δ_h(x_i)‖² = moved (W Wᵀ) movedᵀ."""
-        return torch.linalg.vecdot(self.moved @ (self.write @ self.write.mT), self.moved).clamp(min=0)
+        return _dot(self.moved @ (self.write @ self.write.mT).to(self.moved.dtype), self.moved).clamp(min=0)
 
     def along(self, y: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b h n"]:
-        """⟨Δ_h(x_i), y_i⟩; what y is rounded to, the products are of, and sums are of the dtype of `moved`."""
-        seen = product(y, self.write.flatten(0, 1).mT).unflatten(-1, self.write.shape[:2]).transpose(-3, -2)
-        return torch.linalg.vecdot(self.moved, seen)
+        """⟨Δ_h(x_i), y_i⟩, y rounded to the dtype of `moved`."""
+        y, write = y.to(self.moved.dtype), self.write.flatten(0, 1).to(self.moved.dtype)
+        return _dot(self.moved, (y @ write.mT).unflatten(-1, self.write.shape[:2]).transpose(-3, -2))
+
+
+def _dot(a: Float[Tensor, "*b e"], b: Float[Tensor, "*b e"]) -> Float[Tensor, "*b"]:
+    """⟨a, b⟩, in float32 or better."""
+    return torch.linalg.vecdot(a, b) if a.dtype.itemsize >= 4 else (a * b).sum(-1, dtype=torch.float32)

@@ -284,7 +284,7 @@ class Heads:
         tokens, constant = apart(self.mechanism.under(mask), *self.read(x), self.value_bias)
         return self.as_carried(tokens, constant) if x.ndim == 3 else self.as_carried(tokens[0], constant[0])
 
-    def as_carried(self, tokens: Float[Tensor, "*b h n e"], constant: Float[Tensor, "*b h m e"]) -> Carried:
+    def as_carried(self, tokens: Float[Tensor, "*b h n e"], constant: Float[Tensor, "*#b h m e"]) -> Carried:
         """Both through W_O and, where there is one, the norm after attention; `constant` has one row where all are the same."""
         rest = self._with_bias((constant @ self.W_O).sum(-3)).expand(*tokens.shape[:-3], tokens.shape[-2], -1)
         made = Carried(tokens, self.W_O.detach(), rest)
@@ -303,7 +303,7 @@ class Heads:
         bias = torch.zeros_like(self.W_V[:, 0]) if self.norm.bias is None else self.norm.bias @ self.W_V
         return _shared((bias if self.b_V is None else bias + self.b_V)[:, None], self.count)[:, 0]
 
-    def after_scale(self, total: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def after_scale(self, total: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         """c_i gain: the realised per-token scale of the norm after attention, times its gain; 1 where there is none."""
         if self.after is None:
             return torch.ones_like(total)
@@ -394,20 +394,20 @@ def by_every_head(x: Float[Tensor, "*b n d"], A: Float[Tensor, "h d k"]) -> Floa
 
 def apart(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, constant: Float[Tensor, "h e"] | None
-) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h m e"]]:
+) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "#b h m e"]]:
     """sum_j alpha_ij v_j of every head in two parts: of the tokens, and of what every value has in common.
 
     The second has one row where it is the same for all tokens: where weights sum to 1, or where it is nothing.
     """
-    whole = exact(mechanism.attend(q, k, v))
+    whole = mechanism.attend(q, k, v)
     if constant is None or not mechanism.value.identity:
-        return whole, torch.zeros_like(whole[..., :1, :])
+        return whole, exact(torch.zeros_like(whole[..., :1, :]))
     if mechanism.normaliser.sums_to_one:
         common = constant[None, :, None]
     else:
         every = constant[None, :, None].expand(len(q), q.shape[1], k.shape[2], -1).to(v.dtype)
-        common = exact(mechanism.attend(q, k, every))
-    return whole - common, common
+        common = mechanism.attend(q, k, every)
+    return whole - common.to(whole.dtype), exact(common)
 
 
 def of_head(mechanism: Mechanism, head: int) -> Mechanism:

@@ -18,6 +18,16 @@ def product(a: Float[Tensor, "*b n d"], W: Float[Tensor, "d k"]) -> Float[Tensor
     W = W.to(a.dtype)
     if not a.is_cuda or a.dtype.itemsize >= 4 or (a.requires_grad and torch.is_grad_enabled()):
         return exact(a) @ exact(W)
-    width = W.shape[-1]
-    even = torch.nn.functional.pad(W.mT, (0, 0, 0, -width % 64)).mT  # rows of 50257 numbers take four times as long
-    return torch.mm(a.reshape(-1, a.shape[-1]), even, out_dtype=torch.float32)[:, :width].unflatten(0, a.shape[:-1])
+    return torch.mm(a.reshape(-1, a.shape[-1]), W, out_dtype=torch.float32).unflatten(0, a.shape[:-1])
+
+
+def inner(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n n"]:
+    """⟨x_i, x_j⟩ of all pairs, sums in float32 or better.
+
+    >>> inner(torch.ones(1, 2, 300, dtype=torch.bfloat16)).tolist()
+    [[[300.0, 300.0], [300.0, 300.0]]]
+    """
+    if not x.is_cuda or x.dtype.itemsize >= 4:
+        return exact(x) @ exact(x).mT
+    rows = x.reshape(-1, *x.shape[-2:])
+    return torch.bmm(rows, rows.mT, out_dtype=torch.float32).unflatten(0, x.shape[:-2])

@@ -131,13 +131,18 @@ class Traces(Sequence[Trace]):
 
         A text with fewer than `least` of them is refused, and so are points that are not numbers.
         """
-        fewest, every = self._fewest[keep_massive]
+        fewest = self.fewest(keep_massive)
+        every = self._fewest[keep_massive][1]
         if fewest < least:
             every_text, longer = ("", "a longer text") if len(self) == 1 else (" in every text", "longer texts")
             raise RheoscopeError(
                 f"this needs at least {least} tokens that are not massive{every_text}, got {fewest}; type {longer}"
             )
         return None if every else self.real if keep_massive else self._ordinary
+
+    def fewest(self, keep_massive: bool = False) -> int:
+        """How many such tokens the text has that has the fewest."""
+        return self._fewest[keep_massive][0]
 
     @cached_property
     def unpadded(self) -> bool:
@@ -153,10 +158,14 @@ class Traces(Sequence[Trace]):
         self.view.heads_of(layer)
         return self.points[:, self.where[layer]]
 
+    @property
+    def padding(self) -> Mask | None:
+        """What no token of a text sees; None where texts are of one length."""
+        return None if self.unpadded else Padding(self.real)
+
     def unseen(self, layer: int) -> Mask | None:
         """What heads must not see besides: padding, unless a token never sees what comes after it."""
-        causal = self.view.heads_of(layer).mechanism.mask.is_causal
-        return None if causal or self.unpadded else Padding(self.real)
+        return None if self.view.heads_of(layer).mechanism.mask.is_causal else self.padding
 
     @torch.no_grad()
     def carried(self, layer: int) -> Carried:
