@@ -57,7 +57,7 @@ def power(u, R: tl.constexpr):
     elif R == 2.0:
         return u * u
     else:
-        return tl.where(u > 0, tl.exp2(R * tl.log2(tl.maximum(u, 1e-38))), 0.0)
+        return tl.where(u > 0, tl.exp2(R * tl.log2(tl.maximum(u, 1e-37))), 0.0)
 
 
 @triton.jit
