@@ -51,6 +51,14 @@ class DotForm(NamedTuple):
         return s if self.key_bias is None else s + self.key_bias[..., None, :]
 
 
+class TanhForm(NamedTuple):
+    """f(q_i, k_j) = w . tanh(a_i + c_j): hidden rows of queries (b, h, m, x) and keys (b, h, n, x), and w (h, x) or (1, x)."""
+
+    a: Tensor
+    c: Tensor
+    w: Tensor
+
+
 class Flops(NamedTuple):
     """FLOPs for one pair of mapped tokens, and for mapping one query and one key."""
 
@@ -74,6 +82,20 @@ class Score(Part, ABC):
 
     def dot(self, q: Tensor, k: Tensor) -> DotForm | None:
         return None
+
+    def tanh(self, q: Tensor, k: Tensor) -> TanhForm | None:
+        """The same scores as a sum over hidden units, where they are one."""
+        return None
+
+    @property
+    def units(self) -> int:
+        """How many hidden units that sum has; 0 where there is none."""
+        return 0
+
+    @property
+    def elementwise(self) -> str:
+        """The map, by the name that kernels know, of which it is the bare inner product; nothing where it is not one."""
+        return ""
 
     def fit(self, q: Tensor, k: Tensor) -> None:
         """Refuse queries and keys that it cannot compare; most scores compare them number by number."""
@@ -156,6 +178,10 @@ class Gram(Score):
 
     def dot(self, q: Queries, k: Keys) -> DotForm:
         return DotForm(self.phi(q), self.phi(k), _scale(self.scale, k))
+
+    @property
+    def elementwise(self) -> str:
+        return self.phi.elementwise if self.scale == 1 else ""
 
     def pull_queries(self, q: Queries, k: Keys, r: Scores) -> Queries:
         return self.phi.pull(q, _scale(self.scale, k) * (r @ self.phi(k)))[0]

@@ -16,6 +16,7 @@ from rheoscope.attention.score import DotForm
 
 WIDEST = 128
 """The widest rows that the kernels hold in registers."""
+DEVICE = "cuda"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -31,7 +32,7 @@ class Dots(NamedTuple):
 
 def refuse_call(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     """Why no kernel reads these tensors under this mask; nothing where one may."""
-    if q.device.type != "cuda":
+    if q.device.type != DEVICE:
         return f"kernels run on a CUDA device, the tensors are on the {q.device.type}"
     if q.dtype not in DTYPES or k.dtype != q.dtype:
         return f"kernels read bfloat16, float16 or float32, the tensors are {str(q.dtype).removeprefix('torch.')}"
@@ -85,10 +86,11 @@ def _form(mechanism: Definition, q: Tensor, k: Tensor) -> tuple[DotForm, Tensor 
     return form, None if slope is None else slope.float().expand(*q.shape[:2], -1)
 
 
-def values(mechanism: Definition, v: Tensor, heads: int) -> Tensor:
-    """g(v) for every head, computed in float32 and rounded once."""
+def values(mechanism: Definition, v: Tensor, heads: int) -> tuple[Tensor, int]:
+    """g(v) for every head, computed in float32 and rounded once, and how wide it is without its filling."""
     v = for_every_head(v, heads)
-    return filled(v if mechanism.value.identity else mechanism.value(v.float()).to(v.dtype))
+    v = v if mechanism.value.identity else mechanism.value(v.float()).to(v.dtype)
+    return filled(v), v.shape[-1]
 
 
 def filled(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from rheoscope.attention.lower.kernels.tiles import (
     Tiles,
     head,
+    kernel,
     keys_of,
     launch,
     line,
@@ -34,10 +35,10 @@ from rheoscope.attention.lower.kernels.tiles import (
     turned,
 )
 
-FORWARD = {True: [Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2)], False: [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)]}
+FORWARD = {True: [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)]}
 """Tiles of the forward pass, in half precision or not, the fastest first."""
-TO_KEYS = {True: [Tiles(64, 128, 8, 2), Tiles(32, 64, 4, 2)], False: [Tiles(32, 64, 4, 1), Tiles(16, 32, 4, 1)]}
-TO_QUERIES = {True: [Tiles(128, 64, 8, 2), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)]}
+TO_KEYS = {True: [Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 2)], False: [Tiles(32, 64, 4, 1), Tiles(16, 32, 4, 1)]}
+TO_QUERIES = {True: [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)]}
 INSIDE = tl.constexpr(8)
 """Newton's steps on the largest scores of the lanes."""
 MOST = tl.constexpr(24)
@@ -51,13 +52,12 @@ FAR = tl.constexpr(-1e30)
 def power(u, R: tl.constexpr):
     """u^R of u >= 0, 0 where u is 0."""
     if R == 0.0:
-        return (u > 0).to(tl.float32)
-    elif R == 1.0:
-        return u
+        u = (u > 0).to(tl.float32)
     elif R == 2.0:
-        return u * u
-    else:
-        return tl.where(u > 0, tl.exp2(R * tl.log2(tl.maximum(u, 1e-37))), 0.0)
+        u = u * u
+    elif R != 1.0:
+        u = tl.where(u > 0, tl.exp2(R * tl.log2(tl.maximum(u, 1e-37))), 0.0)
+    return u
 
 
 @triton.jit
@@ -137,10 +137,10 @@ def average(
     return acc, total
 
 
-@triton.jit
+@kernel
 @no_type_check
 def forward(
-    Q, K, V, KB, O, TAU, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, a, per_bias, near,
+    Q, K, V, KB, OUT, TAU, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, a, per_bias, near,
     R: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +176,7 @@ def forward(
                          R, CAUSAL, BIAS, PRECISION, D, E, BLOCK_N, False)  # fmt: skip
     acc, total = average(acc, total, tau, q, k, v, kb, kn, vn, i, whole, last, M, N, a, per_bias,
                          R, CAUSAL, BIAS, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
-    store(O + at.to(tl.int64) * M * E, i, M, acc / total[:, None], E)
+    store(OUT + at.to(tl.int64) * M * E, i, M, acc / tl.where(total > 0, total, 1.0)[:, None], E)
     tl.store(TAU + at.to(tl.int64) * M + i, tau, mask=i < M)
 
 
@@ -208,7 +208,7 @@ def keys_pass(
     return dk, dv, db
 
 
-@triton.jit
+@kernel
 @no_type_check
 def to_keys(
     Q, K, V, KB, G, TAU, MEAN, DK, DV, DB, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, scale, a, per_bias,
@@ -266,10 +266,10 @@ def queries_pass(
     return with_d, bare, sum_d, sum_g
 
 
-@triton.jit
+@kernel
 @no_type_check
 def to_queries(
-    Q, K, V, KB, O, G, TAU, MEAN, DQ, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, scale, a, per_bias,
+    Q, K, V, KB, OUT, G, TAU, MEAN, DQ, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, scale, a, per_bias,
     R: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -279,7 +279,7 @@ def to_queries(
     i = start + tl.arange(0, BLOCK_M)
     q = tile(head(Q, at, H, qb0, qh0), i, qm, M, D, True)
     g = tile(G + at.to(tl.int64) * M * E, i, E, M, E, True)
-    out = tile(O + at.to(tl.int64) * M * E, i, E, M, E, True)
+    out = tile(OUT + at.to(tl.int64) * M * E, i, E, M, E, True)
     centre = tl.sum(out.to(tl.float32) * g.to(tl.float32), 1)  # near the mean, so that sums of d stay small
     k, v = head(K, at, H, kb0, kh0), head(V, at, H, vb0, vh0)
     tau, kb = line(TAU + at.to(tl.int64) * M, i, M, True), KB
@@ -335,7 +335,8 @@ def entmax(
 @torch.library.custom_op(
     "rheoscope::entmax_backward",
     mutates_args=(),
-    schema="(Tensor g, Tensor q, Tensor k, Tensor v, Tensor? key_bias, Tensor out, Tensor tau, float scale, float alpha, bool causal) -> Tensor[]",
+    schema="(Tensor g, Tensor q, Tensor k, Tensor v, Tensor? key_bias, Tensor out, Tensor tau, float scale, "
+    "float alpha, bool causal) -> Tensor[]",
 )
 def entmax_backward(
     g: Tensor,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rheoscope.attention.lower.kernels.tiles import Tiles, head, launch, line, precision, store, strides, tile
+from rheoscope.attention.lower.kernels.tiles import Tiles, head, kernel, launch, line, precision, store, strides, tile
 
 CHUNK = 64
 """Tokens whose pairs are looked at one by one."""
@@ -50,7 +50,7 @@ def keep_sums(S, Z, at, chunk, chunks, s, z, D: tl.constexpr, E: tl.constexpr):
     tl.store(Z + place * D + tl.arange(0, D), z)
 
 
-@triton.jit
+@kernel
 @no_type_check
 def key_sums(
     K, V, S, Z, kb0, kh0, kn, vb0, vh0, vn, H, N,
@@ -65,10 +65,10 @@ def key_sums(
     keep_sums(S, Z, at, tl.program_id(0), tl.num_programs(0), s, tl.sum(k, 0), D, E)
 
 
-@triton.jit
+@kernel
 @no_type_check
 def outputs(
-    Q, K, V, S, Z, O, DEN, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, chunks,
+    Q, K, V, S, Z, OUT, DEN, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, chunks,
     ELU: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -88,46 +88,46 @@ def outputs(
         acc = tl.dot(q, matrix(S + before * D * E, D, E), acc, input_precision=PRECISION)
         den += tl.sum(q * tl.load(Z + before * D + tl.arange(0, D))[None, :], 1)
     den = tl.where(den == 0, 1.0, den)
-    store(O + at.to(tl.int64) * M * E, i, M, acc / den[:, None], E)
+    store(OUT + at.to(tl.int64) * M * E, i, M, acc / den[:, None], E)
     tl.store(DEN + at.to(tl.int64) * M + i, den, mask=i < M)
 
 
 @triton.jit
 @no_type_check
-def over_sum(G, O, DEN, at, i, M, E: tl.constexpr):
+def over_sum(G, OUT, DEN, at, i, M, E: tl.constexpr):
     """w = do / den and e = -do.o / den."""
     g = tile(G + at.to(tl.int64) * M * E, i, E, M, E, True).to(tl.float32)
-    o = tile(O + at.to(tl.int64) * M * E, i, E, M, E, True).to(tl.float32)
+    o = tile(OUT + at.to(tl.int64) * M * E, i, E, M, E, True).to(tl.float32)
     den = tl.where(i < M, line(DEN + at.to(tl.int64) * M, i, M, True), 1.0)
     return g / den[:, None], -tl.sum(g * o, 1) / den
 
 
-@triton.jit
+@kernel
 @no_type_check
 def query_sums(
-    Q, G, O, DEN, T, U, qb0, qh0, qm, H, M,
+    Q, G, OUT, DEN, T, U, qb0, qh0, qm, H, M,
     ELU: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """sum phi(q)^T w and sum e phi(q) of one chunk; the last chunk comes first, since keys feel the queries that follow."""
     at, i = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     q = feature(tile(head(Q, at, H, qb0, qh0), i, qm, M, D, True), i < M, ELU)
-    w, e = over_sum(G, O, DEN, at, i, M, E)
+    w, e = over_sum(G, OUT, DEN, at, i, M, E)
     t = tl.dot(tl.trans(q), w, input_precision=PRECISION)
     place = tl.num_programs(0) - 1 - tl.program_id(0)
     keep_sums(T, U, at, place, tl.num_programs(0), t, tl.sum(q * e[:, None], 0), D, E)
 
 
-@triton.jit
+@kernel
 @no_type_check
 def to_queries(
-    Q, K, V, S, Z, G, O, DEN, DQ, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, chunks,
+    Q, K, V, S, Z, G, OUT, DEN, DQ, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, chunks,
     ELU: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     at, chunk = tl.program_id(1), tl.program_id(0)
     i = chunk * BLOCK_M + tl.arange(0, BLOCK_M)
-    w, e = over_sum(G, O, DEN, at, i, M, E)
+    w, e = over_sum(G, OUT, DEN, at, i, M, E)
     before = at.to(tl.int64) * chunks + chunks - 1
     dq = tl.zeros([BLOCK_M, D], tl.float32)
     if CAUSAL:
@@ -144,10 +144,10 @@ def to_queries(
     store(DQ + at.to(tl.int64) * M * D, i, M, dq, D)
 
 
-@triton.jit
+@kernel
 @no_type_check
 def to_keys(
-    Q, K, V, T, U, G, O, DEN, DK, DV, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, chunks,
+    Q, K, V, T, U, G, OUT, DEN, DK, DV, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, chunks,
     ELU: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -159,7 +159,7 @@ def to_keys(
     dk, dv = tl.zeros([BLOCK_N, D], tl.float32), tl.zeros([BLOCK_N, E], tl.float32)
     if CAUSAL:
         q = feature(tile(head(Q, at, H, qb0, qh0), j, qm, M, D, True), j < M, ELU)
-        w, e = over_sum(G, O, DEN, at, j, M, E)
+        w, e = over_sum(G, OUT, DEN, at, j, M, E)
         later = j[None, :] >= j[:, None]
         a = tl.where(later, tl.dot(k, tl.trans(q), input_precision=PRECISION), 0.0)
         dv = tl.dot(a, w, dv, input_precision=PRECISION)
@@ -185,13 +185,14 @@ def _grid(x: Tensor) -> Any:
     return lambda t: (triton.cdiv(x.shape[-2], CHUNK), x.shape[0] * x.shape[1])
 
 
-def _running(kernel: Any, x: Tensor, rest: tuple[Any, ...], kind: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
-    """The sums of every chunk of x by a kernel, added up over chunks, and how many chunks there are."""
+def _running(function: Any, x: Tensor, rest: tuple[Any, ...], kind: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+    """The sums of every chunk of x by a kernel `function`, added up over chunks, and how many chunks there are."""
     chunks = triton.cdiv(x.shape[-2], CHUNK)
-    room = {"dtype": torch.float32, "device": x.device}
-    s = torch.empty(*x.shape[:2], chunks, kind["D"], kind["E"], **room)
-    z = torch.empty(*x.shape[:2], chunks, kind["D"], **room)
-    launch(kernel, SUMS, _grid(x), *rest[:-1], s, z, *rest[-1], x.shape[1], x.shape[-2], **kind)
+    s, z = (
+        x.new_empty(*x.shape[:2], chunks, *widths, dtype=torch.float32)
+        for widths in ((kind["D"], kind["E"]), (kind["D"],))
+    )
+    launch(function, SUMS, _grid(x), *rest[:-1], s, z, *rest[-1], x.shape[1], x.shape[-2], **kind)
     return s.cumsum(2), z.cumsum(2), chunks
 
 

@@ -17,6 +17,7 @@ from rheoscope.attention.lower.kernels.tiles import (
     LOG2E,
     Tiles,
     head,
+    kernel,
     keys_of,
     launch,
     line,
@@ -29,10 +30,10 @@ from rheoscope.attention.lower.kernels.tiles import (
     turned,
 )
 
-FORWARD = {True: [Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2)], False: [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)]}
+FORWARD = {True: [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)]}
 """Tiles of the forward pass, in half precision or not, the fastest first."""
-TO_KEYS = {True: [Tiles(64, 128, 8, 2), Tiles(32, 64, 4, 2)], False: [Tiles(32, 64, 4, 1), Tiles(16, 32, 4, 1)]}
-TO_QUERIES = {True: [Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)]}
+TO_KEYS = {True: [Tiles(64, 64, 4, 3), Tiles(32, 64, 4, 2)], False: [Tiles(32, 64, 4, 1), Tiles(16, 32, 4, 1)]}
+TO_QUERIES = {True: [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)]}
 
 
 @triton.jit
@@ -56,10 +57,7 @@ def weight(z, SIGMOID: tl.constexpr, FAST: tl.constexpr):
 @no_type_check
 def slope(w, SIGMOID: tl.constexpr):
     """w' from w."""
-    if SIGMOID:
-        return w - w * w
-    else:
-        return (w > 0).to(tl.float32)
+    return w - w * w if SIGMOID else (w > 0).to(tl.float32)
 
 
 @triton.jit
@@ -68,10 +66,7 @@ def shares(i, M, N, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr):
     """r_i: 1, or one over the number of keys that query i may see."""
     r = tl.full(i.shape, 1.0, tl.float32)
     if not SIGMOID:
-        if CAUSAL:
-            r = 1.0 / tl.maximum(i + (N - M + 1), 1).to(tl.float32)
-        else:
-            r = r / N
+        r = 1.0 / tl.maximum(i + (N - M + 1), 1).to(tl.float32) if CAUSAL else r / N
     return r
 
 
@@ -96,10 +91,10 @@ def average(
     return acc
 
 
-@triton.jit
+@kernel
 @no_type_check
 def forward(
-    Q, K, V, QB, KB, O, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, a, c, per_bias,
+    Q, K, V, QB, KB, OUT, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, a, c, per_bias,
     SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +113,7 @@ def forward(
     acc = average(acc, q, qb, k, v, kb, kn, vn, i, whole, last, M, N, a, c, per_bias,
                   SIGMOID, CAUSAL, BIAS, FAST, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
     acc = acc * shares(i, M, N, SIGMOID, CAUSAL)[:, None]
-    store(O + at.to(tl.int64) * M * E, i, M, acc, E)
+    store(OUT + at.to(tl.int64) * M * E, i, M, acc, E)
 
 
 @triton.jit
@@ -148,7 +143,7 @@ def keys_pass(
     return dk, dv, db
 
 
-@triton.jit
+@kernel
 @no_type_check
 def to_keys(
     Q, K, V, QB, KB, G, DK, DV, DB, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, scale, a, c, per_bias,
@@ -203,7 +198,7 @@ def queries_pass(
     return dq, db
 
 
-@triton.jit
+@kernel
 @no_type_check
 def to_queries(
     Q, K, V, QB, KB, G, DQ, DB, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, scale, a, c, per_bias,
@@ -251,7 +246,8 @@ def _numbers(scale: float, bias: float, sigmoid: bool) -> tuple[float, float, fl
 @torch.library.custom_op(
     "rheoscope::pointwise",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? query_bias, Tensor? key_bias, float scale, float bias, bool sigmoid, bool causal) -> Tensor",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? query_bias, Tensor? key_bias, float scale, float bias, bool sigmoid, "
+    "bool causal) -> Tensor",
 )
 def pointwise(
     q: Tensor,
@@ -280,7 +276,8 @@ def pointwise(
 @torch.library.custom_op(
     "rheoscope::pointwise_backward",
     mutates_args=(),
-    schema="(Tensor g, Tensor q, Tensor k, Tensor v, Tensor? query_bias, Tensor? key_bias, float scale, float bias, bool sigmoid, bool causal) -> Tensor[]",
+    schema="(Tensor g, Tensor q, Tensor k, Tensor v, Tensor? query_bias, Tensor? key_bias, float scale, float bias, "
+    "bool sigmoid, bool causal) -> Tensor[]",
 )
 def pointwise_backward(
     g: Tensor,

@@ -22,6 +22,7 @@ from rheoscope.attention.lower.kernels.tiles import (
     LOG2E,
     Tiles,
     head,
+    kernel,
     launch,
     line,
     precision,
@@ -33,7 +34,7 @@ from rheoscope.attention.lower.kernels.tiles import (
 
 PASS = {True: [Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2)], False: [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)]}
 """Tiles of a pass that sums, in half precision or not, the fastest first."""
-PULL = {True: [Tiles(128, 64, 8, 2), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)]}
+PULL = {True: [Tiles(64, 32, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)]}
 FAR = tl.constexpr(-1e30)
 
 
@@ -51,18 +52,18 @@ def scores(x, y, sy, fy, j, N, a, PRECISION: tl.constexpr, D: tl.constexpr, MASK
 @triton.jit
 @no_type_check
 def potential_pass(
-    top, l, x, y, sy, fy, low, high, N, a,
+    top, mass, x, y, sy, fy, low, high, N, a,
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     for start in range(low, high, BLOCK_N):
         z = scores(x, y, sy, fy, start + tl.arange(0, BLOCK_N), N, a, PRECISION, D, MASKED)
         higher = tl.maximum(top, tl.max(z, 1))
-        l = l * tl.exp2(top - higher) + tl.sum(tl.exp2(z - higher[:, None]), 1)
+        mass = mass * tl.exp2(top - higher) + tl.sum(tl.exp2(z - higher[:, None]), 1)
         top = higher
-    return top, l
+    return top, mass
 
 
-@triton.jit
+@kernel
 @no_type_check
 def potential(
     X, Y, FY, FX, xb0, xh0, xm, yb0, yh0, yn, H, M, N, a,
@@ -72,16 +73,16 @@ def potential(
     at, i = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     x, y = tile(head(X, at, H, xb0, xh0), i, xm, M, D, True), head(Y, at, H, yb0, yh0)
     fy, whole = FY + at.to(tl.int64) * N, N // BLOCK_N * BLOCK_N
-    top, l = tl.full([BLOCK_M], FAR, tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    top, l = potential_pass(top, l, x, y, yn, fy, 0, whole, N, a, PRECISION, D, BLOCK_N, False)
-    top, l = potential_pass(top, l, x, y, yn, fy, whole, N, N, a, PRECISION, D, BLOCK_N, True)
-    tl.store(FX + at.to(tl.int64) * M + i, -0.6931471805599453 * (top + tl.log2(l)), mask=i < M)
+    top, mass = tl.full([BLOCK_M], FAR, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    top, mass = potential_pass(top, mass, x, y, yn, fy, 0, whole, N, a, PRECISION, D, BLOCK_N, False)
+    top, mass = potential_pass(top, mass, x, y, yn, fy, whole, N, N, a, PRECISION, D, BLOCK_N, True)
+    tl.store(FX + at.to(tl.int64) * M + i, -0.6931471805599453 * (top + tl.log2(mass)), mask=i < M)
 
 
 @triton.jit
 @no_type_check
 def average_pass(
-    acc, top, l, q, k, v, sk, sv, g, low, high, N, a,
+    acc, top, mass, q, k, v, sk, sv, g, low, high, N, a,
     PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     for start in range(low, high, BLOCK_N):
@@ -91,15 +92,15 @@ def average_pass(
         e, shrink = tl.exp2(z - higher[:, None]), tl.exp2(top - higher)
         values = tile(v, j, sv, N, E, MASKED)
         acc = tl.dot(e.to(values.dtype), values, acc * shrink[:, None], input_precision=PRECISION)
-        l = l * shrink + tl.sum(e, 1)
+        mass = mass * shrink + tl.sum(e, 1)
         top = higher
-    return acc, top, l
+    return acc, top, mass
 
 
-@triton.jit
+@kernel
 @no_type_check
 def average(
-    Q, K, V, G, O, F, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, a,
+    Q, K, V, G, OUT, F, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, a,
     PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The last half-round: f and the average of the values."""
@@ -107,11 +108,11 @@ def average(
     q, k = tile(head(Q, at, H, qb0, qh0), i, qm, M, D, True), head(K, at, H, kb0, kh0)
     v, g, whole = head(V, at, H, vb0, vh0), G + at.to(tl.int64) * N, N // BLOCK_N * BLOCK_N
     acc = tl.zeros([BLOCK_M, E], tl.float32)
-    top, l = tl.full([BLOCK_M], FAR, tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    acc, top, l = average_pass(acc, top, l, q, k, v, kn, vn, g, 0, whole, N, a, PRECISION, D, E, BLOCK_N, False)
-    acc, top, l = average_pass(acc, top, l, q, k, v, kn, vn, g, whole, N, N, a, PRECISION, D, E, BLOCK_N, True)
-    store(O + at.to(tl.int64) * M * E, i, M, acc / l[:, None], E)
-    tl.store(F + at.to(tl.int64) * M + i, -0.6931471805599453 * (top + tl.log2(l)), mask=i < M)
+    top, mass = tl.full([BLOCK_M], FAR, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    acc, top, mass = average_pass(acc, top, mass, q, k, v, kn, vn, g, 0, whole, N, a, PRECISION, D, E, BLOCK_N, False)
+    acc, top, mass = average_pass(acc, top, mass, q, k, v, kn, vn, g, whole, N, N, a, PRECISION, D, E, BLOCK_N, True)
+    store(OUT + at.to(tl.int64) * M * E, i, M, acc / mass[:, None], E)
+    tl.store(F + at.to(tl.int64) * M + i, -0.6931471805599453 * (top + tl.log2(mass)), mask=i < M)
 
 
 @triton.jit
@@ -127,7 +128,7 @@ def carry_pass(
     return acc
 
 
-@triton.jit
+@kernel
 @no_type_check
 def carry(
     X, Y, FX, FY, U, OUT, xb0, xh0, xm, yb0, yh0, yn, H, M, N, a,
@@ -158,7 +159,7 @@ def values_pass(
     return dv
 
 
-@triton.jit
+@kernel
 @no_type_check
 def to_values(
     K, Q, V, G, F, GRADIENT, DV, SUMS, kb0, kh0, kn, qb0, qh0, qm, vb0, vh0, vn, H, N, M, a,
@@ -181,8 +182,8 @@ def to_values(
 @no_type_check
 def pull_pass(
     dx, x, dx_side, y, dy_side, sy, sd, FX, UX, FY, UY, i, low, high, all_x, all_y, M, N, a,
-    T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
+    ALONG_X: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     for start in range(low, high, BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
@@ -193,24 +194,26 @@ def pull_pass(
         dp = tl.dot(dx_side, turned(dy_side, j, sd, N, E, MASKED), input_precision=PRECISION)
         r = tl.zeros_like(s)
         for t in tl.static_range(T):
-            f = line(FX + t * all_x, i, M, True)[:, None] + line(FY + t * all_y, j, N, MASKED)[None, :]
-            u = line(UX + t * all_x, i, M, True)[:, None] + line(UY + t * all_y, j, N, MASKED)[None, :]
-            if t == T - 1:
-                u -= dp
-            r -= tl.exp2(s + f * 1.4426950408889634) * u
+            e = tl.exp2(s + line(FX + t * all_x, i, M, True)[:, None] + line(FY + t * all_y, j, N, MASKED)[None, :])
+            along, across = line(UX + t * all_x, i, M, True)[:, None], line(UY + t * all_y, j, N, MASKED)[None, :]
+            u = along if t % 2 == ALONG_X else across
+            r += e * (dp - u) if t == T - 1 else -e * u
         dx = tl.dot(r.to(other.dtype), other, dx, input_precision=PRECISION)
     return dx
 
 
-@triton.jit
+@kernel
 @no_type_check
 def pull(
     X, Y, DX_SIDE, DY_SIDE, FX, UX, FY, UY, DX, xb0, xh0, xm, yb0, yh0, yn, ab0, ah0, an, bb0, bh0, bn,
     all_x, all_y, H, M, N, scale, a,
-    T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    ALONG_X: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """scale R y, one row for every x: dq with queries for x, dk with keys; the sides' products are dP."""
+    """scale R y, one row for every x: dq with queries for x, dk with keys; the sides' products are dP.
+
+    Half-round t goes along the rows of x where t mod 2 is ALONG_X; potentials are in powers of two.
+    """
     at, i = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     x, y = tile(head(X, at, H, xb0, xh0), i, xm, M, D, True), head(Y, at, H, yb0, yh0)
     a_side, b_side = tile(head(DX_SIDE, at, H, ab0, ah0), i, an, M, E, True), head(DY_SIDE, at, H, bb0, bh0)
@@ -218,17 +221,17 @@ def pull(
     fy, uy, whole = FY + at.to(tl.int64) * N, UY + at.to(tl.int64) * N, N // BLOCK_N * BLOCK_N
     dx = tl.zeros([BLOCK_M, D], tl.float32)
     dx = pull_pass(dx, x, a_side, y, b_side, yn, bn, fx, ux, fy, uy, i, 0, whole, all_x, all_y, M, N, a,
-                   T, PRECISION, D, E, BLOCK_N, False)  # fmt: skip
+                   ALONG_X, T, PRECISION, D, E, BLOCK_N, False)  # fmt: skip
     dx = pull_pass(dx, x, a_side, y, b_side, yn, bn, fx, ux, fy, uy, i, whole, N, all_x, all_y, M, N, a,
-                   T, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
+                   ALONG_X, T, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
     store(DX + at.to(tl.int64) * M * D, i, M, dx * scale, D)
 
 
-def _along(kernel: Any, x: Tensor, y: Tensor, *vectors: Tensor, scale: float) -> None:
+def _along(function: Any, x: Tensor, y: Tensor, *vectors: Tensor, scale: float) -> None:
     """One pass of a kernel that gives a number for every x from all y."""
     (b, h, m), n, half = x.shape[:3], y.shape[-2], x.dtype != torch.float32
     launch(
-        kernel,
+        function,
         PASS[half],
         lambda t: (triton.cdiv(m, t.BLOCK_M), b * h),
         *(x, y, *vectors, *strides(x, y), h, m, n, scale * LOG2E),
@@ -288,14 +291,16 @@ def sinkhorn_backward(
         **kind,
     )
     fs, gs, us, ws = _corrections(q, k, f, g, (d.float() * out.float()).sum(-1), along_columns, scale)
-    kind |= {"T": len(fs)}
-    for x, y, side, other, fx, ux, fy, uy, dx in ((q, k, d, v, fs, us, gs, ws, dq), (k, q, v, d, gs, ws, fs, us, dk)):
+    kind, fs, gs = kind | {"T": len(fs)}, fs * LOG2E, gs * LOG2E
+    sides = (0, q, k, d, v, fs, us, gs, ws, dq), (1, k, q, v, d, gs, ws, fs, us, dk)
+    for along, x, y, side, other, fx, ux, fy, uy, dx in sides:
         sizes = (fx[0].numel(), fy[0].numel(), h, x.shape[-2], y.shape[-2], scale, scale * LOG2E)
         launch(
             pull,
             PULL[half],
             lambda t, x=x: (triton.cdiv(x.shape[-2], t.BLOCK_M), b * h),
             *(x, y, side, other, fx, ux, fy, uy, dx, *strides(x, y, side, other), *sizes),
+            ALONG_X=along,
             **kind,
         )
     return [dq, dk, dv]

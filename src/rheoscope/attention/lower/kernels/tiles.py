@@ -15,6 +15,9 @@ from triton.runtime.errors import OutOfResources
 
 LOG2E = 1.4426950408889634
 
+kernel = triton.jit(do_not_specialize=["M", "N", "H", "chunks", "all_x", "all_y"])
+"""A function that is launched: compiled once for all lengths and numbers of heads."""
+
 
 @triton.jit
 @no_type_check
@@ -28,10 +31,7 @@ def head(x, at, heads, batch_stride, head_stride):
 def tile(x, rows, stride, last, WIDTH: tl.constexpr, MASKED: tl.constexpr):
     """Rows of width WIDTH; 0 beyond the last one where the tile is masked."""
     at = x + rows[:, None] * stride + tl.arange(0, WIDTH)[None, :]
-    if MASKED:
-        return tl.load(at, mask=rows[:, None] < last, other=0.0)
-    else:
-        return tl.load(at)
+    return tl.load(at, mask=rows[:, None] < last, other=0.0) if MASKED else tl.load(at)
 
 
 @triton.jit
@@ -39,20 +39,14 @@ def tile(x, rows, stride, last, WIDTH: tl.constexpr, MASKED: tl.constexpr):
 def turned(x, rows, stride, last, WIDTH: tl.constexpr, MASKED: tl.constexpr):
     """The same rows as columns."""
     at = x + rows[None, :] * stride + tl.arange(0, WIDTH)[:, None]
-    if MASKED:
-        return tl.load(at, mask=rows[None, :] < last, other=0.0)
-    else:
-        return tl.load(at)
+    return tl.load(at, mask=rows[None, :] < last, other=0.0) if MASKED else tl.load(at)
 
 
 @triton.jit
 @no_type_check
 def line(x, rows, last, MASKED: tl.constexpr):
     """One number a row."""
-    if MASKED:
-        return tl.load(x + rows, mask=rows < last, other=0.0)
-    else:
-        return tl.load(x + rows)
+    return tl.load(x + rows, mask=rows < last, other=0.0) if MASKED else tl.load(x + rows)
 
 
 @triton.jit
@@ -112,19 +106,19 @@ TOO_LARGE: set[tuple[str, Tiles, tuple[Any, ...]]] = set()
 """Tiles that did not fit this machine, by kernel."""
 
 
-def launch(kernel: Any, tiles: list[Tiles], grid: Any, *args: Any, **constants: Any) -> None:
+def launch(function: Any, tiles: list[Tiles], grid: Any, *args: Any, **constants: Any) -> None:
     """Run a kernel with the first tiles that fit the machine; `grid` is a function of them."""
     kind = tuple(sorted(constants.items()))
     for one in tiles:
-        if (kernel.__name__, one, kind) in TOO_LARGE:
+        if (function.__name__, one, kind) in TOO_LARGE:
             continue
         sizes = {"BLOCK_M": one.BLOCK_M, "BLOCK_N": one.BLOCK_N}
         try:
-            kernel[grid(one)](*args, **constants, **sizes, num_warps=one.warps, num_stages=one.stages)
+            function[grid(one)](*args, **constants, **sizes, num_warps=one.warps, num_stages=one.stages)
         except OutOfResources:
             if one is tiles[-1]:
                 raise
-            TOO_LARGE.add((kernel.__name__, one, kind))
+            TOO_LARGE.add((function.__name__, one, kind))
         else:
             return
 

@@ -2,7 +2,7 @@
 
 Along a row, with e_j = 2^(z_j - max z) and z the score in powers of two, four sums are kept while the maximum is found,
 
-    l = sum e,   w = sum e (z - max z),   far = sum e |i - j|,      and   entropy = ln 2 (log2 l - w/l),   top = 1/l
+    mass = sum e,   w = sum e (z - max z),   far = sum e |i - j|,      and   entropy = ln 2 (log2 mass - w/mass),   top = 1/mass
 
 and the logarithm of what the row divides by, with which the second pass adds up the weights of every key.
 """
@@ -20,6 +20,7 @@ from rheoscope.attention.lower.kernels.tiles import (
     LOG2E,
     Tiles,
     head,
+    kernel,
     launch,
     line,
     precision,
@@ -28,9 +29,9 @@ from rheoscope.attention.lower.kernels.tiles import (
     turned,
 )
 
-ROWS = {True: [Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2)], False: [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)]}
+ROWS = {True: [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)]}
 """Tiles of the pass along rows, in half precision or not, the fastest first."""
-COLUMNS = {True: [Tiles(64, 128, 4, 3), Tiles(64, 64, 4, 2)], False: [Tiles(32, 64, 4, 2), Tiles(32, 32, 4, 1)]}
+COLUMNS = {True: [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(32, 64, 4, 2), Tiles(32, 32, 4, 1)]}
 FAR = tl.constexpr(-1e30)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -48,7 +49,7 @@ class WeightStatistics(NamedTuple):
 @triton.jit
 @no_type_check
 def row_pass(
-    top, l, w, far, q, k, kb, sk, i, low, high, known, N, a,
+    top, mass, w, far, q, k, kb, sk, i, low, high, known, N, a,
     CAUSAL: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -68,14 +69,14 @@ def row_pass(
         z = z - higher[:, None]
         e = tl.exp2(z)
         shrink = tl.exp2(top - higher)
-        w = (w + l * (top - higher)) * shrink + tl.sum(e * z, 1)
-        l = l * shrink + tl.sum(e, 1)
+        w = (w + mass * (top - higher)) * shrink + tl.sum(e * z, 1)
+        mass = mass * shrink + tl.sum(e, 1)
         far = far * shrink + tl.sum(e * tl.abs(gap).to(tl.float32), 1)
         top = higher
-    return top, l, w, far
+    return top, mass, w, far
 
 
-@triton.jit
+@kernel
 @no_type_check
 def along_rows(
     Q, K, KB, SINK, LENGTHS, TOTAL, ENTROPY, FIRST, TOP, DISTANCE, qb0, qh0, qm, kb0, kh0, kn, H, M, N, a,
@@ -99,24 +100,24 @@ def along_rows(
     if CAUSAL:
         whole, last = tl.minimum(N - M + start + 1, known), tl.minimum(N - M + start + BLOCK_M, known)
     whole = whole // BLOCK_N * BLOCK_N
-    top, l = tl.full([BLOCK_M], FAR, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    top, mass = tl.full([BLOCK_M], FAR, tl.float32), tl.zeros([BLOCK_M], tl.float32)
     w, far = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    top, l, w, far = row_pass(top, l, w, far, q, k, kb, kn, i, 0, whole, known, N, a,
+    top, mass, w, far = row_pass(top, mass, w, far, q, k, kb, kn, i, 0, whole, known, N, a,
                               CAUSAL, BIAS, PRECISION, D, BLOCK_N, False)  # fmt: skip
-    top, l, w, far = row_pass(top, l, w, far, q, k, kb, kn, i, whole, last, known, N, a,
+    top, mass, w, far = row_pass(top, mass, w, far, q, k, kb, kn, i, whole, last, known, N, a,
                               CAUSAL, BIAS, PRECISION, D, BLOCK_N, True)  # fmt: skip
-    real, l = i < known, tl.where(l > 0, l, 1.0)
-    total = top + tl.log2(l)
+    real, mass = i < known, tl.where(mass > 0, mass, 1.0)
+    total = top + tl.log2(mass)
     if SUNK:
         sink = tl.load(SINK + at % H) * 1.4426950408889634
         most = tl.maximum(total, sink)
         total = most + tl.log2(tl.exp2(total - most) + tl.exp2(sink - most))
     out, inside = at.to(tl.int64) * M + rows, rows < M
     tl.store(TOTAL + out, tl.where(real, total, -FAR), mask=inside)  # a row that is not there sends nothing
-    tl.store(ENTROPY + out, tl.where(real, LN2 * (tl.log2(l) - w / l), 0.0), mask=inside)
+    tl.store(ENTROPY + out, tl.where(real, LN2 * (tl.log2(mass) - w / mass), 0.0), mask=inside)
     tl.store(FIRST + out, tl.where(real, tl.exp2(zero - total), 0.0), mask=inside)
     tl.store(TOP + out, tl.where(real, tl.exp2(top - total), 0.0), mask=inside)
-    tl.store(DISTANCE + out, tl.where(real, far / l, 0.0), mask=inside)
+    tl.store(DISTANCE + out, tl.where(real, far / mass, 0.0), mask=inside)
 
 
 @triton.jit
@@ -139,7 +140,7 @@ def column_pass(
     return received
 
 
-@triton.jit
+@kernel
 @no_type_check
 def along_columns(
     Q, K, KB, LENGTHS, TOTAL, RECEIVED, qb0, qh0, qm, kb0, kh0, kn, H, M, N, a,
@@ -177,16 +178,18 @@ def weight_sums(
     """Statistics of softmax weights of these scores; tokens beyond a text's length are neither queries nor keys."""
     q, k = dots.q, dots.k
     (b, h, m), n, half = q.shape[:3], k.shape[-2], q.dtype != torch.float32
-    total, *per_row = torch.empty(5, b, h, m, dtype=torch.float32, device=q.device).unbind(0)
+    total, entropy, first, top, distance = torch.empty(5, b, h, m, dtype=torch.float32, device=q.device).unbind(0)
     received = torch.empty(b, h, n, dtype=torch.float32, device=q.device)
     shapes = (*strides(q, k), h, m, n, dots.scale * LOG2E)
-    constants = {"CAUSAL": causal, "BIAS": dots.key_bias is not None, "SUNK": sink is not None, "D": q.shape[-1]}
-    constants |= {"SHORT": lengths is not None, "PRECISION": precision(q)}
+    constants = {"CAUSAL": causal, "BIAS": dots.key_bias is not None, "SUNK": sink is not None}
+    constants |= {"SHORT": lengths is not None}
     launch(
         along_rows,
         ROWS[half],
         lambda t: (triton.cdiv(m, t.BLOCK_M), b * h),
-        *(q, k, dots.key_bias, sink, lengths, total, *per_row, *shapes),
+        *(q, k, dots.key_bias, sink, lengths, total, entropy, first, top, distance, *shapes),
+        PRECISION=precision(q),
+        D=q.shape[-1],
         **constants,
     )
     launch(
@@ -194,6 +197,8 @@ def weight_sums(
         COLUMNS[half],
         lambda t: (triton.cdiv(n, t.BLOCK_N), b * h),
         *(q, k, dots.key_bias, lengths, total, received, *shapes),
+        PRECISION=precision(q),
+        D=q.shape[-1],
         **constants,
     )
-    return WeightStatistics(*per_row, received)
+    return WeightStatistics(entropy, first, top, distance, received)
