@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.feature import of_heads, product
-from rheoscope.attention.score import Flops, Pulled, Score, TanhForm
+from rheoscope.attention.score import Flops, Pulled, Score
 from rheoscope.shapes import Keys, Queries, Scores
 
 
@@ -35,13 +35,9 @@ class Additive(Score):
     def __call__(self, q: Queries, k: Keys) -> Scores:
         return (self._hidden(q, k) @ self.w.to(q.dtype).unsqueeze(-3)).squeeze(-1)
 
-    @property
-    def units(self) -> int:
-        return self.W.shape[-1]
-
-    def tanh(self, q: Queries, k: Keys) -> TanhForm:
+    def tanh(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor, Tensor]:
         w = self.w.to(q.dtype).squeeze(-1)
-        return TanhForm(q @ self.W.to(q.dtype), k @ self.U.to(k.dtype), w[None] if w.ndim == 1 else w)
+        return q @ self.W.to(q.dtype), k @ self.U.to(k.dtype), w[None] if w.ndim == 1 else w
 
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
         t = self._hidden(q, k)

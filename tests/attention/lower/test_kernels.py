@@ -99,7 +99,7 @@ def answers(
 
 
 def run_kernel(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    found = kernels.kernel_of(mechanism)
+    found = kernels.kernel_of(mechanism, q, k)
     assert found is not None
     assert not found.refuse(mechanism, q, k)
     return found.run(mechanism, q, k, v)

@@ -39,7 +39,7 @@ class Kernel:
 
 
 def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
-    kernel = kernel_of(mechanism)
+    kernel = kernel_of(mechanism, q, k)
     if kernel is None:
         return f"there is no kernel of our own for {type(mechanism.normaliser).__name__} of {type(mechanism.score).__name__}"
     refusal = refuse_call(mechanism, q, k) or _refuse_values(mechanism, q, v) or kernel.refuse(mechanism, q, k)
@@ -48,12 +48,16 @@ def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str
     return Offer(f"{kernel.why}, in tiles on the GPU, recomputed in the backward pass: O(N) memory", kernel.run)
 
 
-def kernel_of(mechanism: Definition) -> Kernel | None:
+def kernel_of(mechanism: Definition, q: Tensor, k: Tensor) -> Kernel | None:
     """The kernel that its normaliser names, or that of additive scores under softmax."""
     if mechanism.normaliser.tiled is not None:
         return KERNELS[mechanism.normaliser.tiled.kernel]
     fused = mechanism.normaliser.fused
-    return ADDITIVE if fused is not None and fused.bare and mechanism.score.units else None
+    return ADDITIVE if fused is not None and fused.bare and _one_pair_of_units(mechanism, q, k) is not None else None
+
+
+def _one_pair_of_units(mechanism: Definition, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    return mechanism.score.tanh(q[:1, :, :1].float(), for_every_head(k[:1, :, :1], q.shape[1]).float())
 
 
 def _refuse_values(mechanism: Definition, q: Tensor, v: Tensor) -> str:
@@ -132,8 +136,8 @@ def _additive(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     form = mechanism.score.tanh(q.float(), for_every_head(k, q.shape[1]).float())
     assert form is not None, "offer() has seen it"
     own, width = values(mechanism, v, q.shape[1])
-    a, c = (filled(x).mT.contiguous() for x in (form.a, form.c))
-    w = filled(form.w.float()).expand(q.shape[1], -1).contiguous()
+    a, c = (filled(x).mT.contiguous() for x in form[:2])
+    w = filled(form[2].float()).expand(q.shape[1], -1).contiguous()
     return additive(a, c, w, own, mechanism.mask.is_causal)[0][..., :width]
 
 
@@ -154,9 +158,9 @@ def _square(mechanism: Definition, q: Tensor, k: Tensor) -> str:
 def _units(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     if not mechanism.position.nowhere:
         return "the kernel of additive scores takes tokens as they are, and the position moves or biases them"
-    if mechanism.score.units > UNITS:
-        return f"the kernel of additive scores holds up to {UNITS} hidden units, this score has {mechanism.score.units}"
-    return ""
+    form = _one_pair_of_units(mechanism, q, k)
+    units = 0 if form is None else form[0].shape[-1]
+    return "" if units <= UNITS else f"the kernel of additive scores holds up to {UNITS} hidden units, it has {units}"
 
 
 ADDITIVE = Kernel("the score is a sum over hidden units", _additive, _units)
