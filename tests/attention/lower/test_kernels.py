@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Mechanism, str | None, int, int]] = {
     "linear": (made("linear"), "causal", 70, 70),
     "linear of mapped tokens": (made("linear"), None, 33, 70),
     "linear, turned": (Mechanism(Gram(EluPlusOne()), position=Rotary(), normaliser=DivideBySum()), "causal", 70, 70),
-    "additive": (made("additive"), "causal", 40, 70),
+    "additive, turned": (replace(made("additive"), position=Rotary()), "causal", 20, 40),
 }
 
 
@@ -179,7 +179,8 @@ def test_what_kernels_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert "no dot product" in said(replace(made("kernel_laplace"), normaliser=Sigmoid()))
     assert "no kernel of our own" in said(Mechanism(normaliser=Entmax(3.0)))
     assert "no kernel of our own" in said(made("scaled_dot"))
-    assert "position moves or biases" in said(replace(made("additive"), position=Rotary()))
+    assert "bias of its own" in said(replace(made("additive"), position=ALiBi(alibi_slopes(2))))
+    assert said(replace(made("additive"), position=Rotary())) == ""
     monkeypatch.setattr(kernels, "TRITON", False)
     assert "Triton is not installed" in said(sigmoid)
 

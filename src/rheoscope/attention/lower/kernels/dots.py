@@ -30,17 +30,17 @@ class Dots(NamedTuple):
     key_bias: Float[Tensor, "b h n"] | None
 
 
-def refuse_call(mechanism: Definition, q: Tensor, k: Tensor) -> str:
-    """Why no kernel reads these tensors under this mask; nothing where one may."""
+def refuse_tensors(q: Tensor, k: Tensor) -> str:
+    """Why no kernel reads these tensors; nothing where one may."""
     if q.device.type != DEVICE:
         return f"kernels run on a CUDA device, the tensors are on the {q.device.type}"
     if q.dtype not in DTYPES or k.dtype != q.dtype:
         return f"kernels read bfloat16, float16 or float32, the tensors are {str(q.dtype).removeprefix('torch.')}"
-    return refuse_mask(mechanism, q.shape[-2], k.shape[-2])
+    return ""
 
 
-def refuse_mask(mechanism: Definition, m: int, n: int) -> str:
-    if mechanism.mask.forbids_nothing or (mechanism.mask.is_causal and m <= n):
+def refuse_mask(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    if mechanism.mask.forbids_nothing or (mechanism.mask.is_causal and q.shape[-2] <= k.shape[-2]):
         return ""
     return "kernels know no mask and the causal one with at least as many keys as queries; the mask is another"
 

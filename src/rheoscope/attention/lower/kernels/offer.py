@@ -10,14 +10,15 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from rheoscope.attention.definition import Definition, for_every_head
+from rheoscope.attention.definition import Definition, for_every_head, positions
 from rheoscope.attention.lower.kernels.dots import (
     WIDEST,
     Dots,
     dots,
     filled,
-    refuse_call,
     refuse_dots,
+    refuse_mask,
+    refuse_tensors,
     values,
 )
 from rheoscope.attention.lower.offer import Offer, Run
@@ -39,10 +40,14 @@ class Kernel:
 
 
 def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
-    kernel = kernel_of(mechanism, q, k)
+    refusal = refuse_tensors(q, k)
+    kernel = None if refusal else kernel_of(mechanism, q, k)
     if kernel is None:
-        return f"there is no kernel of our own for {type(mechanism.normaliser).__name__} of {type(mechanism.score).__name__}"
-    refusal = refuse_call(mechanism, q, k) or _refuse_values(mechanism, q, v) or kernel.refuse(mechanism, q, k)
+        return (
+            refusal
+            or f"there is no kernel of our own for {type(mechanism.normaliser).__name__} of {type(mechanism.score).__name__}"
+        )
+    refusal = refuse_mask(mechanism, q, k) or _refuse_values(mechanism, q, v) or kernel.refuse(mechanism, q, k)
     if refusal or not TRITON:
         return refusal or NO_TRITON
     return Offer(f"{kernel.why}, in tiles on the GPU, recomputed in the backward pass: O(N) memory", kernel.run)
@@ -133,7 +138,9 @@ def _power_of_two(width: int) -> bool:
 def _additive(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from rheoscope.attention.lower.kernels.additive import additive
 
-    form = mechanism.score.tanh(q.float(), for_every_head(k, q.shape[1]).float())
+    i, j = positions(q.shape[-2], k.shape[-2], q.device)
+    place, keys = mechanism.position.place, for_every_head(k, q.shape[1])
+    form = mechanism.score.tanh(place(q.float(), i), place(keys.float(), j))
     assert form is not None, "offer() has seen it"
     own, width = values(mechanism, v, q.shape[1])
     a, c = (filled(x).mT.contiguous() for x in form[:2])
@@ -156,8 +163,9 @@ def _square(mechanism: Definition, q: Tensor, k: Tensor) -> str:
 
 
 def _units(mechanism: Definition, q: Tensor, k: Tensor) -> str:
-    if not mechanism.position.nowhere:
-        return "the kernel of additive scores takes tokens as they are, and the position moves or biases them"
+    i, _ = positions(1, k.shape[-2], q.device)
+    if mechanism.position.bias(i, i) is not None:
+        return "the position adds a bias of its own to every pair"
     form = _one_pair_of_units(mechanism, q, k)
     units = 0 if form is None else form[0].shape[-1]
     return "" if units <= UNITS else f"the kernel of additive scores holds up to {UNITS} hidden units, it has {units}"
@@ -179,7 +187,8 @@ def statistics(mechanism: Definition, q: Tensor, k: Tensor, lengths: Tensor | No
     fused = mechanism.normaliser.fused
     if fused is None or fused.dropped:
         return f"the kernel of statistics knows softmax, the normaliser is {type(mechanism.normaliser).__name__}"
-    refusal = refuse_call(mechanism, q, k) or refuse_dots(mechanism, q, k) or _felt_row_constant(mechanism, q, k)
+    refusal = refuse_tensors(q, k) or refuse_mask(mechanism, q, k) or refuse_dots(mechanism, q, k)
+    refusal = refusal or _felt_row_constant(mechanism, q, k)
     if refusal or not TRITON:
         return refusal or NO_TRITON
     from rheoscope.attention.lower.kernels.weights import weight_sums

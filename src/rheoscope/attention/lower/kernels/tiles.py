@@ -114,7 +114,8 @@ def launch(function: Any, tiles: list[Tiles], grid: Any, *args: Any, **constants
             continue
         sizes = {"BLOCK_M": one.BLOCK_M, "BLOCK_N": one.BLOCK_N}
         try:
-            function[grid(one)](*args, **constants, **sizes, num_warps=one.warps, num_stages=one.stages)
+            with torch.cuda.device_of(args[0]):
+                function[grid(one)](*args, **constants, **sizes, num_warps=one.warps, num_stages=one.stages)
         except OutOfResources:
             if one is tiles[-1]:
                 raise
