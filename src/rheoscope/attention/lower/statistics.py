@@ -11,6 +11,7 @@ from rheoscope.attention.border import check_call, check_finite
 from rheoscope.attention.definition import Definition, Masked
 from rheoscope.attention.feature import Identity
 from rheoscope.attention.lower.blocks import Block, walk
+from rheoscope.attention.lower.kernels import offer as kernels
 from rheoscope.attention.mask import Padding
 from rheoscope.shapes import RheoscopeError
 
@@ -57,8 +58,10 @@ def weight_statistics(
 
     **Gives** per row (b, h, m): `entropy` (nats), `first` (weight on the first token), `top` (largest weight), `distance`
     (mean |i - j|, tokens); per key (b, h, n): `received` (column sums). `of` adds your own: a function from a `Block`
-    (weights of some rows over some keys, with their positions) to (b, h, rows, …), joined along the rows. Tokens of a text
-    beyond its length (`lengths`) are neither queries nor keys: 0.
+    (weights of some rows over some keys, with their positions) to (b, h, rows, …), joined along the rows. `lengths` says
+    how long each text is where shorter ones are filled up on the right: what lies beyond is neither query nor key, 0.
+
+    **On a GPU** softmax of dot products takes two passes of a kernel, one along rows and one along columns.
 
     **Laws** equal to the same numbers of `mechanism.weights`, which holds the whole map.
 
@@ -69,9 +72,7 @@ def weight_statistics(
     >>> rs.weight_statistics(rs.mechanism("scaled_dot"), q, q, mask="causal")["first"]
     tensor([[[1.0000, 0.5000, 0.3333, 0.2500]]])
     """
-    real = None if lengths is None else torch.arange(q.shape[-2], device=q.device) < lengths[:, None]
     mechanism = replace(mechanism.under(mask), value=Identity())
-    mechanism = mechanism if real is None or mechanism.mask.is_causal else mechanism.under(Padding(real))
     check_finite(q=q, k=k)
     check_call(mechanism, q, k, k)
     if mechanism.domain.signed:
@@ -79,16 +80,34 @@ def weight_statistics(
             f"{type(mechanism.normaliser).__name__} weights can be negative, so they have no entropy; "
             "ask for its softmax part: mechanism('scaled_dot')"
         )
-    questions, answers = PER_ROW | (of or {}), dict[str, Tensor]()
+    if not of:
+        fast = kernels.statistics(mechanism, q, k, lengths)
+        if not isinstance(fast, str):
+            return fast
+    return walked(mechanism, q, k, PER_ROW | (of or {}), lengths)
+
+
+def walked(
+    mechanism: Definition,
+    q: Tensor,
+    k: Tensor,
+    questions: dict[str, Callable[[Block], Tensor]],
+    lengths: Int[Tensor, " b"] | None,
+) -> dict[str, Tensor]:
+    """The answers for any normaliser, block by block."""
+    m, n, answers = q.shape[-2], k.shape[-2], dict[str, Tensor]()
+    if lengths is not None:
+        real = torch.arange(n, device=q.device) < lengths[:, None]
+        mechanism = mechanism.under(Padding(real))
     exact = torch.promote_types(q.dtype, torch.float32)
-    received = torch.zeros(*q.shape[:2], k.shape[-2], dtype=exact, device=q.device)
+    received = torch.zeros(*q.shape[:2], n, dtype=exact, device=q.device)
     for block in walk(mechanism, q, k):
-        if real is not None:
-            block = replace(block, weights=block.weights * real[:, None, block.rows, None])
+        if lengths is not None:
+            block = replace(block, weights=block.weights * (block.i < lengths[:, None])[:, None, :, None])
         for name, ask in questions.items():
             part = ask(block)
             if name not in answers:
-                answers[name] = part.new_empty(*part.shape[:2], q.shape[-2], *part.shape[3:])
+                answers[name] = part.new_empty(*part.shape[:2], m, *part.shape[3:])
             answers[name][:, :, block.rows] = part
         received[..., block.keys] += block.weights.sum(-2)
     return answers | {"received": received}
