@@ -1,5 +1,8 @@
 """What images keep, many texts at once: each as `geometry` says it of the tokens that count alone."""
 
+import sys
+from importlib.util import find_spec
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,8 +50,43 @@ def test_blocks_of_images_and_texts_change_nothing(monkeypatch: pytest.MonkeyPat
         assert torch.allclose(kept_by_images(cloud, there, images, 3), whole, equal_nan=True)
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_as_on_a_cpu() -> None:
+# As a GPU has it
+
+
+def interpreted() -> str:
+    """Triton with its interpreter, which is asked for when it is first imported; or why it cannot be had."""
+    if find_spec("triton") is None:
+        return "Triton is not installed: pip install triton"
+    if torch.cuda.is_available():
+        return "there is a GPU: the kernels themselves are tested"
+    return "Triton was imported without its interpreter: run this file alone" if "triton" in sys.modules else ""
+
+
+WITHOUT = interpreted()
+
+
+@pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)
+def test_kernels_give_what_sorting_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from rheoscope.covers.kernels import pairs
+
+    for name, size in (("CLASSES", 1 << 12), ("STRETCHES", 1 << 9), ("FINER", 1 << 8)):
+        monkeypatch.setattr(pairs, name, size)
     cloud, there, images = texts(0)
+    exact = module.distances
+    monkeypatch.setattr(module, "distances", lambda *given: (exact(*given)[0], exact(*given)[1].float()))
+    of = module.seen(cloud[:, None], there)
+    wanted = module.compared(of, images, there, 3)
+    assert torch.allclose(module.by_kernels(of, images, there, 3), wanted, rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [24, 300])
+def test_on_a_gpu_as_on_a_cpu(n: int) -> None:
+    cloud, there, images = texts(0)
+    if n > 24:
+        cloud, images, there = random(0, 3, n, 7), random(1, 3, 4, n, 5), torch.ones(3, n, dtype=torch.bool)
+        there[0, 5] = there[1, 270:] = False
+        images[:, 1] = 0
     found = kept_by_images(cloud.cuda(), there.cuda(), images.cuda(), 3).cpu()
     same(found, cloud, there, images, 3, 1e-4)

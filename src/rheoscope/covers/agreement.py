@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_in_cache
-from rheoscope.covers.queries import Block, Turned, by_query, drawn_queries, sides, unit
+from rheoscope.covers.queries import Block, Turned, by_query, directions, drawn_queries, sides
 from rheoscope.covers.reading import ReadMany, check_control, layers_of_many, named, provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -142,7 +142,7 @@ def _table(
     traces: Traces, turned: Turned | None, least: int, keep_massive: bool, queries: int | None, seed: int
 ) -> Table:
     kept = traces.ordinary(keep_massive, least=2)
-    start = unit(centred(exact(traces.points[:, 0]), kept))
+    start = directions(centred(exact(traces.points[:, 0]), kept))
     at_once = numbers_in_cache(kept.device) // (
         kept.numel() * traces.view.heads * (1 if turned is None else len(turned[0]))
     )

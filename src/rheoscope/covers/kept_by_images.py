@@ -6,6 +6,7 @@ are two million of them a head.
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +17,9 @@ from rheoscope.space.ranks import unit_ranks
 from rheoscope.space.share import share
 from rheoscope.space.texts import centred
 
+TRITON = find_spec("triton") is not None
+MANY = 256
+"""Tokens from which on classes of pairs hold several, and kernels pay."""
 Clouds = Float[Tensor, "b c n e"]
 
 
@@ -28,6 +32,7 @@ class Seen:
     """
 
     x: Float[Tensor, "b c n e"]
+    distance: Float[Tensor, "b c n n"]
     pairs: Float[Tensor, "b c p"]
     near: Int[Tensor, "b c n n"]
     order: Int[Tensor, "b c n n"]
@@ -38,52 +43,81 @@ def kept_by_images(
 ) -> Float[Tensor, "b c 6"]:
     """What each of the images of a cloud keeps of it, for many clouds: the numbers of COMPARED."""
     (b, n), c = there.shape, images.shape[1]
-    room = numbers_in_cache(cloud.device)
-    found = []
+    room, found = numbers_in_cache(cloud.device), []
+    compare = by_kernels if cloud.is_cuda and TRITON and n >= MANY else compared
     for some in torch.arange(b).split(max(1, room // (c * n * n))):
         texts = slice(int(some[0]), int(some[-1]) + 1)
         of = seen(cloud[texts, None], there[texts])
         parts = images[texts].split(max(1, room // (len(some) * n * n)), 1)
-        found.append(torch.cat([compared(of, seen(part, there[texts]), there[texts], nearest) for part in parts], 1))
+        found.append(torch.cat([compare(of, part, there[texts], nearest) for part in parts], 1))
     return torch.cat(found)
 
 
-def seen(x: Clouds, there: Bool[Tensor, "b n"]) -> Seen:
-    """The distances of clouds, from one product each in float64: ‖x_i − x_j‖² = ⟨(−2x_i, ‖x_i‖², 1), (x_j, 1, ‖x_j‖²)⟩."""
-    b, c, n, _ = x.shape
-    x = centred(x.double().flatten(0, 1), there.repeat_interleave(c, 0))
+def distances(x: Clouds, there: Bool[Tensor, "b n"]) -> tuple[Clouds, Float[Tensor, "b c n n"]]:
+    """Clouds around their means and their distances, ‖x_i − x_j‖² = ⟨(−2x_i, ‖x_i‖², 1), (x_j, 1, ‖x_j‖²)⟩, one product in float64."""
+    shape = x.shape[:2]
+    x = centred(x.double().flatten(0, 1), there.repeat_interleave(shape[1], 0))
     size, one = x.square().sum(-1, keepdim=True), torch.ones_like(x[..., :1])
     square = torch.cat([-2 * x, size, one], -1) @ torch.cat([x, one, size], -1).mT
-    rounding = 900 * torch.finfo(x.dtype).eps * size.amax(-2, keepdim=True)
-    table = torch.float64 if x.device.type == "cpu" else torch.float32
-    distance = torch.where(square > rounding, square, 0).to(table).sqrt_().unflatten(0, (b, c))
+    square = square.to(torch.float64 if x.device.type == "cpu" else torch.float32)
+    rounding = (900 * torch.finfo(x.dtype).eps * size.amax(-2, keepdim=True)).to(square.dtype)
+    distance = torch.where(square > rounding, square, 0).sqrt_()
+    return x.unflatten(0, shape), distance.unflatten(0, shape)
+
+
+def seen(x: Clouds, there: Bool[Tensor, "b n"]) -> Seen:
+    """All that is known of clouds."""
+    n = x.shape[-2]
+    x, distance = distances(x, there)
     pairs = distance.flatten(-2).index_select(-1, _upper(n, x.device))
-    distance = distance.masked_fill_(~_others(there)[:, None], torch.inf)
-    near = distance.sort(dim=-1, stable=True).indices
+    near = distance.masked_fill(~_others(there)[:, None], torch.inf).sort(dim=-1, stable=True).indices
     places = torch.arange(n, dtype=torch.int32, device=x.device).expand_as(near)
     order = torch.empty(near.shape, dtype=torch.int32, device=x.device).scatter_(-1, near, places)
-    return Seen(x.unflatten(0, (b, c)), pairs, near, order)
+    return Seen(x, distance, pairs, near, order)
 
 
-def compared(of: Seen, image: Seen, there: Bool[Tensor, "b n"], k: int) -> Float[Tensor, "b c 6"]:
+def compared(of: Seen, images: Clouds, there: Bool[Tensor, "b n"], k: int) -> Float[Tensor, "b c 6"]:
     """What images keep of their cloud: the numbers of COMPARED, in that order."""
-    usable, count = _both(there).flatten(-2).index_select(-1, _upper(there.shape[-1], there.device)), there.sum(-1)
+    image, usable = seen(images, there), _usable(there)
     in_cloud = of.order.expand_as(image.order).gather(-1, image.near[..., :k])
     in_image = image.order.gather(-1, of.near[..., :k].expand(*image.near.shape[:-1], k))
     rows = there[:, None, :, None]
     intruders, lost = (
         torch.where(rows, (order - k + 1).clamp(min=0), 0).sum((-2, -1)) for order in (in_cloud, in_image)
     )
-    worst = (count * k * (2 * count - 3 * k - 1))[:, None].double() / 2
+    shared = torch.where(rows, in_cloud < k, False).sum((-2, -1))
     ranks = [unit_ranks(one.pairs, usable[:, None]) for one in (of, image)]
-    return torch.stack([
-        spread(of.pairs, image.pairs, usable),
-        torch.where(rows, in_cloud < k, False).sum((-2, -1)) / (k * count)[:, None].double(),
-        1 - intruders / worst,
-        1 - lost / worst,
-        (ranks[0] * ranks[1]).sum(-1, dtype=torch.float64),
-        alignment(of.x, image.x),
-    ], -1)  # fmt: skip
+    rsa = (ranks[0] * ranks[1]).sum(-1, dtype=torch.float64)
+    return _told(
+        spread(of.pairs, image.pairs, usable), shared, intruders, lost, rsa, alignment(of.x, image.x), there, k
+    )
+
+
+def by_kernels(of: Seen, images: Clouds, there: Bool[Tensor, "b n"], k: int) -> Float[Tensor, "b c 6"]:
+    """The same in three passes over the distances of the images."""
+    from rheoscope.covers.kernels.pairs import kept_pairs  # Triton, which not every machine has
+
+    (b, n), (x, distance) = there.shape, distances(images, there)
+    ranks = torch.zeros(b, n * n, device=x.device)
+    ranks[:, _upper(n, x.device)] = unit_ranks(of.pairs, _usable(there)[:, None])[:, 0].float()
+    near = of.near[:, 0, :, :k].int().contiguous()
+    found = kept_pairs(distance, of.distance[:, 0], there, of.order[:, 0], near, ranks.unflatten(1, (n, n)))
+    return _told(found.spread, found.shared, found.intruders, found.lost, found.rsa, alignment(of.x, x), there, k)
+
+
+def _told(
+    stretch: Tensor,
+    shared: Tensor,
+    intruders: Tensor,
+    lost: Tensor,
+    rsa: Tensor,
+    cka: Tensor,
+    there: Bool[Tensor, "b n"],
+    k: int,
+) -> Float[Tensor, "b c 6"]:
+    count = there.sum(-1)[:, None].double()
+    worst = count * k * (2 * count - 3 * k - 1) / 2
+    return torch.stack([stretch.double(), shared / (k * count), 1 - intruders / worst, 1 - lost / worst, rsa, cka], -1)
 
 
 def spread(
@@ -111,6 +145,11 @@ def alignment(x: Float[Tensor, "b 1 n d"], y: Float[Tensor, "b c n e"]) -> Float
 def _upper(n: int, device: torch.device) -> Int[Tensor, " p"]:
     """Places of the pairs i < j in a table of all."""
     return torch.ones(n, n, dtype=torch.bool, device=device).triu(1).flatten().nonzero()[:, 0]
+
+
+def _usable(there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b p"]:
+    """Which pairs are of tokens that count."""
+    return _both(there).flatten(-2).index_select(-1, _upper(there.shape[-1], there.device))
 
 
 def _both(there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:

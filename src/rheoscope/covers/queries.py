@@ -73,36 +73,28 @@ def by_query(
     read: ReadMany, q: Sides, k: Sides, start: Float[Tensor, "b n d"], least: int, blocks: list[Block]
 ) -> Iterator[tuple[Bool[Tensor, "b m"], Float[Tensor, "c b h m 5"]]]:
     """The five correlations of single queries, block after block, and which of them have enough keys to count."""
-    hat, cloud, kept = read.hat, centred(read.hat, None if read.every else read.kept), read.kept
-    length = cloud.norm(dim=-1)
-    near, even = one_over(length), one_over(hat.norm(dim=-1))
-    mask, places = read.heads.mechanism.mask, torch.arange(kept.shape[1], device=kept.device)
+    kept = read.kept
+    clouds = torch.stack([centred(read.hat, None if read.every else kept), read.hat])
+    length = clouds.norm(dim=-1)
+    inverse, mask, places = one_over(length), read.heads.mechanism.mask, torch.arange(kept.shape[1], device=kept.device)
     for block in blocks:
         to = mask.span(0, block.last + 1, len(places))[1]  # under a causal mask nothing lies beyond
         at, j = block.at, places[:to]
         usable = mask(at.flatten(), j).unflatten(0, at.shape) & kept[:, None, :to] & (at[..., None] != j)
-        cosines = torch.stack([
-            inner_products(cloud, near, at, to),
-            inner_products(hat, even, at, to),
-            inner_products(start, None, at, to),
-        ])  # fmt: skip
-        wanted = targets(cosines, (at[..., None] - j).abs(), length[:, None, :to], usable)
+        cosines = (_rows(clouds, at) @ clouds[:, :, :to].mT).mul_(inverse[:, :, None, :to])
+        cosines = cosines.mul_(inverse.gather(-1, at.expand(2, -1, -1))[..., None])
+        first = (_rows(start, at) @ start[:, :to].mT)[None]
+        far = (at[..., None] - j).abs()[None].to(first.dtype)
+        s = scores_at(read, q, k[..., :to, :], at, j).transpose(1, 2).flatten(0, 1)
+        ranks = ranked(torch.cat([cosines, first, length[:1, :, None, :to].expand_as(first), far, s]), usable)
         enough = block.there & (usable.sum(-1) >= least)
-        yield enough, correlations(ranked(scores_at(read, q, k[..., :to, :], at, j), usable[:, None]), wanted)
-
-
-def inner_products(
-    x: Float[Tensor, "b n d"], scale: Float[Tensor, "b n"] | None, at: Int[Tensor, "b m"], to: int
-) -> Float[Tensor, "b m t"]:
-    """⟨x_i, x_j⟩ of some tokens with the first `to` of their text, scaled on both sides: cosines, where by one over lengths."""
-    found = _rows(x, at) @ x[:, :to].mT
-    return found if scale is None else found.mul_(scale[:, None, :to]).mul_(scale.gather(1, at)[..., None])
+        yield enough, correlations(ranks[5:], targets(ranks[:5])).unflatten(0, (len(q), -1)).transpose(1, 2)
 
 
 def one_over(length: Float[Tensor, "*t n"]) -> Float[Tensor, "*t n"]:
     """1/length; 0 where it is 0 but for rounding, beside the longest."""
-    there = length > 1e-6 * length.amax(-1, keepdim=True)
-    return torch.where(there, 1 / torch.where(there, length, 1), 0)
+    longest = length.amax(-1, keepdim=True)
+    return torch.where(length > 1e-6 * longest, length, torch.inf).reciprocal()
 
 
 def scores_at(
@@ -121,32 +113,29 @@ def _rows(x: Float[Tensor, "*t n d"], at: Int[Tensor, "*#t m"]) -> Float[Tensor,
     return x.take_along_dim(at.expand(*x.shape[:-2], -1)[..., None], -2)
 
 
-def targets(
-    cosines: Float[Tensor, "3 b m n"],
-    far: Int[Tensor, "b m n"],
-    length: Float[Tensor, "b 1 n"],
-    usable: Bool[Tensor, "b m n"],
-) -> Float[Tensor, "b m n 6"]:
-    """Six unit rows for every query: the two that are partialled out (orthonormal), the raw cosine, three partial ones.
+def targets(ranks: Float[Tensor, "5 b m n"]) -> Float[Tensor, "b m n 6"]:
+    """Six unit rows for every query, from the ranks of three cosines, of the length of the key and of its distance.
 
-    A rank correlation with one of them is an inner product, so that all heads of a layer share this work.
+    The two that are partialled out (orthonormal), the raw cosine, three partial ones. A rank correlation with one of them is an
+    inner product, so that all heads of a layer share this work.
     """
-    ranks = ranked(torch.cat([cosines, far[None].to(cosines.dtype), length.expand_as(usable)[None]]), usable)
     size = ranks.norm(dim=-1, keepdim=True)
-    far = unit(ranks[3])
-    length = unit(_without(ranks[4], far), size[4])
-    partial = unit(_without(_without(ranks[:3], far), length), size[:3])
-    return torch.stack([far, length, unit(ranks[0]), *partial], -1)
+    far = unit(ranks[4], size[4], size[4])
+    rest = _without(ranks[:4], far)
+    length = unit(rest[3], rest[3].norm(dim=-1, keepdim=True), size[3])
+    partial = _without(rest[:3], length)
+    partial = unit(partial, partial.norm(dim=-1, keepdim=True), size[:3])
+    return torch.stack([far, length, unit(ranks[0], size[0], size[0]), *partial], -1)
 
 
-def correlations(ranks: Float[Tensor, "c b h m n"], wanted: Float[Tensor, "b m n 6"]) -> Float[Tensor, "c b h m 5"]:
+def correlations(ranks: Float[Tensor, "h b m n"], wanted: Float[Tensor, "b m n 6"]) -> Float[Tensor, "h b m 5"]:
     """The five correlations of MEANS for every query; 0 where something does not vary."""
-    along = torch.einsum("cbhmn,bmnt->cbhmt", ranks, wanted)
+    along = torch.einsum("hbmn,bmnt->hbmt", ranks, wanted)
     whole = ranks.norm(dim=-1).square()
     rest = whole - along[..., :2].square().sum(-1)
     partial = along[..., 3:] / _or_infinite(rest, whole).sqrt()[..., None]
-    raw = along[..., [2, 0]] / _or_infinite(whole, whole).sqrt()[..., None]
-    return torch.stack([partial[..., 0], raw[..., 0], partial[..., 1], partial[..., 2], -raw[..., 1]], -1)
+    raw = along / _or_infinite(whole, whole).sqrt()[..., None]
+    return torch.stack([partial[..., 0], raw[..., 2], partial[..., 1], partial[..., 2], -raw[..., 0]], -1)
 
 
 def _or_infinite(square: Tensor, whole: Tensor) -> Tensor:
@@ -159,10 +148,13 @@ def _without(x: Float[Tensor, "*t m n"], along: Float[Tensor, "*#t m n"]) -> Flo
     return x - (x * along).sum(-1, keepdim=True) * along
 
 
-def unit(x: Float[Tensor, "*t n d"], beside: Float[Tensor, "*#t #n 1"] | None = None) -> Float[Tensor, "*t n d"]:
-    """Rows of length 1; 0 where a row is 0 but for rounding, beside these lengths or beside the longest."""
-    length = x.norm(dim=-1, keepdim=True)
-    if beside is None:
-        return x * one_over(length[..., 0])[..., None]
-    there = length > 1e-6 * beside
-    return x * torch.where(there, 1 / torch.where(there, length, 1), 0)
+def unit(
+    x: Float[Tensor, "*t n d"], length: Float[Tensor, "*t n 1"], beside: Float[Tensor, "*#t #n 1"]
+) -> Float[Tensor, "*t n d"]:
+    """Rows of these lengths made of length 1; 0 where one is 0 but for rounding, beside another."""
+    return x * torch.where(length > 1e-6 * beside, length, torch.inf).reciprocal()
+
+
+def directions(x: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t n d"]:
+    """Rows of length 1; 0 where one is 0 but for rounding, beside the longest."""
+    return x * one_over(x.norm(dim=-1))[..., None]

@@ -70,7 +70,7 @@ def triangle(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h k r"]:
     """
     if A.device.type == "cpu" or A.shape[-2] < A.shape[-1]:
         return torch.linalg.qr(A, mode="r")[1]
-    return root(A).to(A.dtype)
+    return _on_cores(lambda gram: (root(gram),), _gram(A))[0].to(A.dtype)
 
 
 def orthonormal(A: Float[Tensor, "*h d r"]) -> tuple[Float[Tensor, "*h d k"], Float[Tensor, "*h k r"]]:
@@ -78,20 +78,28 @@ def orthonormal(A: Float[Tensor, "*h d r"]) -> tuple[Float[Tensor, "*h d k"], Fl
     if A.device.type == "cpu" or A.shape[-2] < A.shape[-1]:
         Q, T = torch.linalg.qr(A)
         return Q, T
-    T = root(A)
-    return torch.linalg.solve_triangular(T, A.double(), upper=True, left=False).to(A.dtype), T.to(A.dtype)
+    T, inverse = _on_cores(_root_and_inverse, _gram(A))
+    return (A.double() @ inverse).to(A.dtype), T.to(A.dtype)
 
 
-def root(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h r r"]:
-    """T, triangular, with TᵀT = AᵀA (Cholesky), in float64: what is below 1e-7 of the longest column is rounding.
+def root(gram: Float[Tensor, "*h r r"]) -> Float[Tensor, "*h r r"]:
+    """T, triangular, with TᵀT these inner products (Cholesky): what is below 1e-7 of the longest column is rounding.
 
-    >>> root(torch.tensor([[3.0, 3.0], [4.0, 4.0]])).round(decimals=3).tolist()
+    >>> root(torch.tensor([[25.0, 25.0], [25.0, 25.0]]).double()).round(decimals=3).tolist()
     [[5.0, 5.0], [0.0, 0.0]]
     """
-    A = A.double()
-    gram = A.mT @ A
     least = 1e-14 * gram.diagonal(dim1=-2, dim2=-1).amax(-1) + torch.finfo(gram.dtype).tiny
     return torch.linalg.cholesky_ex(gram + torch.diag_embed(least[..., None].expand(gram.shape[:-1])), upper=True).L
+
+
+def _root_and_inverse(gram: Float[Tensor, "*h r r"]) -> tuple[Float[Tensor, "*h r r"], Float[Tensor, "*h r r"]]:
+    T = root(gram)
+    return T, torch.linalg.solve_triangular(T, torch.eye(T.shape[-1], dtype=T.dtype).expand_as(T), upper=True)
+
+
+def _gram(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h r r"]:
+    A = A.double()
+    return A.mT @ A
 
 
 def _on_cores(run: Callable[[Tensor], tuple[Tensor, ...]], A: Float[Tensor, "*h m n"]) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rheoscope.covers.distorted_pairs import changed
 from rheoscope.covers.distortion import IMAGES, images_by
-from rheoscope.covers.queries import by_query, drawn_queries, sides, unit
+from rheoscope.covers.queries import by_query, directions, drawn_queries, sides
 from rheoscope.covers.reading import Read, read, read_many, tokens
 from rheoscope.space.share import exact
 from rheoscope.space.texts import centred
@@ -98,7 +98,7 @@ def agreement_of(trace: Trace, seen: Read, head: int) -> Float[Tensor, " n"]:
     traces = Traces.of(trace)
     kept = torch.zeros_like(traces.real).index_fill(1, seen.at, True)
     one = read_many(traces, seen.layer, kept)
-    start, blocks = unit(centred(exact(traces.points[:, 0]), kept)), drawn_queries(kept, None, 0, len(trace))[0]
+    start, blocks = directions(centred(exact(traces.points[:, 0]), kept)), drawn_queries(kept, None, 0, len(trace))[0]
     q, k = (side[:, :, [head]] for side in sides(one, None))
     ((enough, five),) = by_query(one, q, k, start, LEAST_KEYS, blocks)
     return torch.where(enough[0], five[0, 0, 0, :, 0].double(), torch.nan)
