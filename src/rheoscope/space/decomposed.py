@@ -69,14 +69,14 @@ def triangle(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h k r"]:
     tensor([[5.]])
     """
     if A.device.type == "cpu" or A.shape[-2] < A.shape[-1]:
-        return torch.linalg.qr(A, mode="r")[1]
+        return _on_cores(lambda part: (torch.linalg.qr(part, mode="r")[1],), A)[0]
     return _on_cores(lambda gram: (root(gram),), _gram(A))[0].to(A.dtype)
 
 
 def orthonormal(A: Float[Tensor, "*h d r"]) -> tuple[Float[Tensor, "*h d k"], Float[Tensor, "*h k r"]]:
     """Q, T with A = Q T, columns of Q orthonormal; on a GPU 0 but for rounding where A has no more directions."""
     if A.device.type == "cpu" or A.shape[-2] < A.shape[-1]:
-        Q, T = torch.linalg.qr(A)
+        Q, T = _on_cores(lambda part: tuple(torch.linalg.qr(part)), A)
         return Q, T
     T, inverse = _on_cores(_root_and_inverse, _gram(A))
     return (A.double() @ inverse).to(A.dtype), T.to(A.dtype)
