@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rheoscope.space.decomposed import in_parts, orthonormal, root, side_by_side, triangle
+from rheoscope.space.decomposed import even_root, in_parts, orthonormal, root, side_by_side, triangle
 from tests.pretrained.cases import random
 
 F64 = torch.float64
@@ -28,12 +28,15 @@ def test_a_triangle_from_inner_products_is_that_of_qr(seed: int, rank: int) -> N
     assert torch.allclose(torch.linalg.svdvals(T), torch.linalg.svdvals(triangle(A)), atol=1e-5)
 
 
-def test_columns_from_a_triangle_are_orthonormal() -> None:
-    A = random(0, 3, 20, 4)
-    T = root(A.mT @ A)
-    Q = torch.linalg.solve_triangular(T, A, upper=True, left=False)
-    assert torch.allclose(Q.mT @ Q, torch.eye(4, dtype=F64).expand(3, 4, 4), atol=1e-10)
-    assert torch.allclose(Q @ T, A, atol=1e-10)
+@given(seed=st.integers(0, 1000), rank=st.integers(0, 4))
+def test_columns_from_inner_products_are_orthonormal(seed: int, rank: int) -> None:
+    A = random(seed, 3, 20, 4)
+    A[1] = A[1, :, :rank] @ random(seed + 1, rank, 4)
+    T, inverse = even_root(A.mT @ A)
+    Q = A @ inverse
+    assert torch.allclose(Q @ T, A, atol=1e-6)
+    for one, directions in zip(Q, (4, rank, 4), strict=True):
+        assert torch.allclose((one.mT @ one).trace(), torch.tensor(float(directions), dtype=F64), atol=1e-5)
 
 
 def test_side_by_side_leaves_the_number_of_threads() -> None:

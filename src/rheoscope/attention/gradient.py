@@ -153,8 +153,11 @@ def reversed_scores(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, g: Te
 
 def reversed_rows(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, g: Tensor, i: RowAt, j: KeyAt) -> Scores:
     """R of placed queries at i over placed keys at j with mapped values: complete rows where weights are normalised by rows."""
-    s = scores(mechanism, q, k, i, j)
-    return mechanism.normaliser.pull(s, mechanism.normaliser(s), g @ v.mT)[0]
+    s, fused = scores(mechanism, q, k, i, j), mechanism.normaliser.fused
+    full = (
+        fused is not None and fused.bare and mechanism.mask.sees_itself
+    )  # no row is empty, which softmax would look for
+    return mechanism.normaliser.pull(s, s.softmax(-1) if full else mechanism.normaliser(s), g @ v.mT)[0]
 
 
 def _per_group(gradient: Tensor, x: Tensor) -> Tensor:

@@ -6,12 +6,15 @@ columns and their triangles, stays there: of a matrix of many rows only r x r nu
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import TypeVar
 
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+LOADING = Lock()
+"""At its first decomposition on a GPU torch loads a library, which two threads must not do at once."""
 Thing = TypeVar("Thing")
 Made = TypeVar("Made")
 
@@ -70,15 +73,16 @@ def triangle(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h k r"]:
     """
     if A.device.type == "cpu" or A.shape[-2] < A.shape[-1]:
         return _on_cores(lambda part: (torch.linalg.qr(part, mode="r")[1],), A)[0]
-    return _on_cores(lambda gram: (root(gram),), _gram(A))[0].to(A.dtype)
+    with LOADING:
+        return root(_gram(A)).to(A.dtype)
 
 
 def orthonormal(A: Float[Tensor, "*h d r"]) -> tuple[Float[Tensor, "*h d k"], Float[Tensor, "*h k r"]]:
-    """Q, T with A = Q T, columns of Q orthonormal; on a GPU 0 but for rounding where A has no more directions."""
+    """Q, T with A = Q T, columns of Q orthonormal; on a GPU 0 where A has no more directions, and T is no triangle."""
     if A.device.type == "cpu" or A.shape[-2] < A.shape[-1]:
         Q, T = _on_cores(lambda part: tuple(torch.linalg.qr(part)), A)
         return Q, T
-    T, inverse = _on_cores(_root_and_inverse, _gram(A))
+    T, inverse = _on_cores(even_root, _gram(A))
     return (A.double() @ inverse).to(A.dtype), T.to(A.dtype)
 
 
@@ -92,9 +96,13 @@ def root(gram: Float[Tensor, "*h r r"]) -> Float[Tensor, "*h r r"]:
     return torch.linalg.cholesky_ex(gram + torch.diag_embed(least[..., None].expand(gram.shape[:-1])), upper=True).L
 
 
-def _root_and_inverse(gram: Float[Tensor, "*h r r"]) -> tuple[Float[Tensor, "*h r r"], Float[Tensor, "*h r r"]]:
-    T = root(gram)
-    return T, torch.linalg.solve_triangular(T, torch.eye(T.shape[-1], dtype=T.dtype).expand_as(T), upper=True)
+def even_root(gram: Float[Tensor, "*h r r"]) -> tuple[Float[Tensor, "*h r r"], Float[Tensor, "*h r r"]]:
+    """T with TᵀT these inner products, by their eigenvectors, and its inverse on what is there: below 1e-14 of the largest is rounding."""
+    values, vectors = torch.linalg.eigh(gram)
+    there = values > 1e-14 * values[..., -1:].clamp(min=torch.finfo(values.dtype).tiny)
+    size = torch.where(there, values, 0).sqrt()
+    inverse = torch.where(there, 1 / torch.where(there, size, 1), 0)
+    return size[..., None] * vectors.mT, vectors * inverse[..., None, :]
 
 
 def _gram(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h r r"]:

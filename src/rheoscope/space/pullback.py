@@ -30,13 +30,11 @@ def pulled_back(traces: Traces, by_last: Clouds) -> list[Clouds]:
     for layer in reversed(range(view.layers)):
         x, middle = (view.as_read(traces.at(step)) for step in (traces.where[layer], traces.middle[layer]))
         attention, mlp = partial(view.blocks[layer].added, mask=traces.unseen(layer)), view.mlps[layer]
-        if traces.steps[traces.middle[layer]] in traces.not_read:
-            found.append(g)
-            g = g + _back_by_rows(mlp, x, g) + _back(attention, x, g)
-        else:
-            g = g + _back_by_rows(mlp, middle, g)
-            found.append(g)
-            g = g + _back(attention, x, g)
+        both = traces.steps[traces.middle[layer]] in traces.not_read
+        g = g if both else g + _back_by_rows(mlp, middle, g)
+        found.append(g)
+        if layer:  # nobody asks what lies before the first
+            g = g + (_back_by_rows(mlp, x, g) if both else 0) + _back(attention, x, g)
     return found[::-1]
 
 
