@@ -189,7 +189,11 @@ def of_heads(
     """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens."""
     made, at = trace.carried(layer), trace.where[layer]
     made = made if rows is None or len(rows) == made.moved.shape[-2] else made.at(rows)
-    whole = exact(points[..., trace.middle[layer], :, :]) - exact(points[..., at, :, :]) if moved is None else moved[..., at, :]
+    whole = (
+        exact(points[..., trace.middle[layer], :, :]) - exact(points[..., at, :, :])
+        if moved is None
+        else moved[..., at, :]
+    )
     length, far = made.squares().sqrt(), torch.linalg.vector_norm(whole, dim=-1, dtype=exact(points[:0]).dtype)
     cosine = share(made.along(whole), length * far[..., None, :])
     return torch.stack([mean(length, there), mean(cosine, there)])
