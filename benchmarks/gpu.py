@@ -93,6 +93,12 @@ def alone(name: str, **settings: Any) -> Callable[[Given], object]:
     return lambda given: analysis(name).ask(given.traces[:1][0], **settings)
 
 
+def statistics(given: Given) -> object:
+    """What the weights of all heads are like, layer by layer."""
+    traces = given.fresh()
+    return [traces.statistics(layer) for layer in range(traces.view.layers)]
+
+
 ROWS: dict[str, Row] = {
     "trace": Row(lambda given: given.model.trace(given.batch), 1.05),
     "trace with logits": Row(lambda given: given.model.trace(given.batch, logits=True), 1.05),
@@ -104,6 +110,14 @@ ROWS: dict[str, Row] = {
     "geometry_kept, 1e5 pairs": Row(batched("geometry_kept", pairs=100_000), 1, standard=True),
     "geometry_kept": Row(batched("geometry_kept"), 12),
     "massive_tokens": Row(batched("massive_tokens"), 1),
+    "statistics of all weights": Row(statistics, 0.6, standard=True),
+    "agreement, 64 queries a text": Row(batched("agreement", draws=0, queries=64), 3, standard=True),
+    "agreement": Row(batched("agreement", draws=0), 60),
+    "distortion": Row(batched("distortion"), 100),
+    "reversed_attention": Row(batched("reversed_attention", target=7), 2, of="both"),
+    "scores": Row(batched("scores"), 20),
+    "head_types": Row(batched("head_types"), 20),
+    "operators of all heads": Row(lambda given: analysis("operators").ask(given.model.view), 1, of="seconds"),
     "one text: trajectory": Row(alone("trajectory"), 3, texts=1),
     "one text: readout": Row(alone("readout"), 3, texts=1),
     "one text: energy": Row(alone("energy"), 20, texts=1),

@@ -34,6 +34,11 @@ class Feature(Part, ABC):
         return False
 
     @property
+    def elementwise(self) -> str:
+        """The name by which kernels know it, where it maps every number by itself; nothing where they do not."""
+        return ""
+
+    @property
     def linear(self) -> bool:
         """Whether it is x A with some matrix A."""
         raise self.untold("linear", "whether it is a linear map")
@@ -157,6 +162,7 @@ class Unit(Feature):
 class EluPlusOne(Feature):
     """phi(x) = elu(x) + 1 > 0, the positive feature map of linear attention (arXiv:2006.16236)."""
 
+    elementwise = "elu_plus_one"
     linear = False
     flops = 0
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, positions, scores
@@ -24,6 +24,7 @@ from rheoscope.attention.position import Placing, rotation_of
 from rheoscope.cards import card
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
+from rheoscope.space.decomposed import svdvals
 from rheoscope.space.operator import Factored
 from rheoscope.space.product import product
 from rheoscope.space.share import exact
@@ -51,7 +52,12 @@ class Norm:
 
     def hat(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """x̂, the token before gain and bias; x itself where there is no norm."""
-        return x if self.eps is None else self.centre(x) * self.scale(x)
+        if self.eps is None:
+            return x
+        if x.is_cuda and not x.requires_grad:  # in one pass
+            own = torch.nn.functional.layer_norm if self.centred else torch.nn.functional.rms_norm
+            return own(x, x.shape[-1:], eps=self.eps)
+        return self.centre(x) * self.scale(x)
 
     def centre(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """x C: without its mean under LayerNorm, x itself elsewhere."""
@@ -114,7 +120,7 @@ class Relevance(Factored):
     def _singular_values(self) -> Float[Tensor, "*h r"]:
         # The symmetric part of a form is asked for as well: one decomposition serves both (a ends in rows of zeros).
         a, b = self._joint
-        return torch.linalg.svdvals(a[..., : a.shape[-1], :] @ b.mT)
+        return svdvals(a[..., : a.shape[-1], :] @ b.mT)
 
     def symmetry_at(self, offset: int) -> Float[Tensor, "*h"]:
         """s(delta) = tr(M(delta) M(-delta)) / (|M(delta)| |M(-delta)|): 1 for tied queries and keys at every offset."""
@@ -238,19 +244,24 @@ class Heads:
         q, k, _ = self.read(x)
         return self.mechanism.weights(q, k)[0]
 
-    def outputs(self, x: Cloud) -> Float[Tensor, "h n e"]:
-        """sum_j alpha_ij v_j of every head, on the fastest exact lowering."""
-        return self.mechanism.attend(*self.read(x))[0]
+    def outputs(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b h n e"]:
+        """sum_j alpha_ij v_j of every head, on the fastest exact lowering; `mask` forbids keys besides."""
+        found = self.mechanism.attend(*self.read(x), mask)
+        return found if x.ndim == 3 else found[0]
 
-    def added(self, x: Cloud) -> Cloud:
+    def added(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b n d"]:
         """All that attention adds to a cloud, heads and constants, through the norm after attention where there is one."""
-        total = self._with_bias(self.outputs(x).transpose(0, 1).flatten(1) @ self.W_O.flatten(0, 1))
+        outputs = self.outputs(x, mask).transpose(-3, -2).flatten(-2)
+        total = self._with_bias(outputs @ self.W_O.to(outputs.dtype).flatten(0, 1))
         return total if self.after is None else self.after.own(total)
 
-    def statistics(self, x: Cloud) -> dict[str, Float[Tensor, "h n"]]:
-        """What the weights of every head are like, row by row, in O(n) memory."""
+    def statistics(
+        self, x: Float[Tensor, "*b n d"], lengths: Int[Tensor, " b"] | None = None
+    ) -> dict[str, Float[Tensor, "*b h n"]]:
+        """What the weights of every head are like, row by row, in O(n) memory; 0 beyond the length of a text."""
         q, k, _ = self.read(x)
-        return {name: part[0] for name, part in weight_statistics(self.mechanism, q, k).items()}
+        found = weight_statistics(self.mechanism, q, k, lengths=lengths)
+        return found if x.ndim == 3 else {name: part[0] for name, part in found.items()}
 
     def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
         """Delta_h of every head: they add up, with `bias(x)`, to what attention did to the cloud."""
@@ -369,9 +380,18 @@ def through(
     W = W.to(hat.dtype)
     u = hat if norm.gain is None else hat * norm.gain.to(hat.dtype)
     u = u if norm.bias is None else u + norm.bias.to(hat.dtype)
-    y = product(as_read(u), W.mT.flatten(0, 1).mT).unflatten(-1, (len(W), -1)).transpose(-3, -2)
+    y = by_every_head(as_read(u), W)
     y = y if b is None else y + b.to(W.dtype)[:, None]
     return y if then is None else then.hat(y) * (1.0 if then.gain is None else then.gain.to(W.dtype))
+
+
+def by_every_head(x: Float[Tensor, "*b n d"], A: Float[Tensor, "h d k"]) -> Float[Tensor, "*b h n k"]:
+    """x A of every head, as one product.
+
+    >>> by_every_head(torch.ones(2, 3), torch.ones(5, 3, 4)).shape
+    torch.Size([5, 2, 4])
+    """
+    return product(x, A.mT.flatten(0, 1).mT).unflatten(-1, (len(A), -1)).transpose(-3, -2)
 
 
 def apart(

@@ -174,6 +174,17 @@ class Traces(Sequence[Trace]):
             self._carried[layer] = self.view.heads_of(layer).carried(read, self.unseen(layer))
         return self._carried[layer]
 
+    @torch.no_grad()
+    def statistics(self, layer: int) -> dict[str, Float[Tensor, "b h n"]]:
+        """Entropy, first-token mass, top weight, distance and received mass of all heads of a layer; 0 beyond the end of a text.
+
+        >>> import rheoscope as rs
+        >>> rs.load().trace(["The keys to the cabinet", "A cat"]).statistics(0)["entropy"].shape[:2]
+        torch.Size([2, 4])
+        """
+        read = self.view.as_read(self.read_by(layer))
+        return self.view.heads_of(layer).statistics(read, None if self.unpadded else self.lengths)
+
     @cached_property
     def _each(self) -> tuple[Trace, ...]:
         """Made once, since a Trace keeps what was computed from it."""
