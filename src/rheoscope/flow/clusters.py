@@ -90,10 +90,11 @@ def batch(
     there, view = traces.counted(keep_massive, least=3), traces.view
     half = view.as_read(traces.points[:0]).dtype.itemsize < 4
     dtypes = (torch.float32, view.dtype) if half else (torch.float64, torch.float64)
-    rows = [
-        gathered(placed(view, traces.points[:, at], space).to(dtypes[0]), there, dtypes[1])
-        for at in points_of(traces, grain)
-    ]
+    rows = []
+    for at in points_of(traces, grain):
+        x = placed(view, traces.points[:, at], space).to(dtypes[0])
+        length = traces.norms[:, at] if space == "raw" else x.norm(dim=-1)
+        rows.append(gathered(x, length.to(x.dtype), there, dtypes[1]))
     return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
 
 
