@@ -1,6 +1,6 @@
 """Is attention a gradient flow? The energy of every head, how far it climbs it, and what stands between it and a gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -101,7 +101,7 @@ def of_weights(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
         before, form = form, whole(M, len(heads.W_K))
         rows.append(alignments(M, F, len(heads.W_K)) | {"landscape": torch.full_like(form[0, 0], float("nan"))})
         if before is not None:
-            rows[layer - 1]["landscape"] = between(before, form)
+            rows[layer - 1]["landscape"] = turned_from(before, [form])[0]
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -110,8 +110,7 @@ def of_layer(trace: Trace | Traces, layer: int, there: There) -> dict[str, Tenso
     step = step_of(trace, layer)
     own = _attention(trace, layer)
     others = [updated(trace, layer), *altered(trace, layer, step, own)]
-    mine = kept_rows(own, there)
-    apart = torch.stack([between(mine, kept_rows(other, there)) for other in others], -1)
+    apart = turned_from(kept_rows(own, there), (kept_rows(other, there) for other in others))
     return of_heads(step, there) | {"landscape_update": apart[..., 0], "ledger": apart[..., 1:]}
 
 
@@ -301,11 +300,13 @@ def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor
     return total * heads.after_scale(total) + (0 if heads.after.bias is None else heads.after.bias)
 
 
-def between(a: Float[Tensor, "*b m d"], b: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b"]:
-    """1 − cos of two arrays as vectors; 0 where one of them is 0."""
-    a, b = a.flatten(-2), b.flatten(-2)
-    size = a.norm(dim=-1) * b.norm(dim=-1)
-    return torch.where(size == 0, 0, 1 - torch.linalg.vecdot(a, b) / torch.where(size == 0, 1, size))
+def turned_from(a: Cloud, others: Iterable[Cloud]) -> Float[Tensor, "*b others"]:
+    """1 − cos of an array and of each of several, as vectors; 0 where one of the two is 0."""
+    a = a.flatten(-2)
+    pairs = [(torch.linalg.vecdot(a, b), b.norm(dim=-1)) for b in (other.flatten(-2) for other in others)]
+    inner, sizes = (torch.stack(part, -1) for part in zip(*pairs, strict=True))
+    sizes = a.norm(dim=-1)[..., None] * sizes
+    return torch.where(sizes == 0, 0, 1 - inner / torch.where(sizes == 0, 1, sizes))
 
 
 def _attention(trace: Trace | Traces, layer: int) -> Cloud:
