@@ -114,11 +114,11 @@ def kernel(
         rows.append(chosen.pulls(ranks[-1], far.shape[-1]))
         near.append(neighbours_of(far, nearest, there))
     assert chosen is not None, "every text has a first cloud"
-    rank, near, row = torch.stack(ranks), torch.stack(near), torch.stack(rows)
+    rank, close, row = torch.stack(ranks), torch.stack(near), torch.stack(rows)
     table = rank.new_full((3, 1 + len(strides), len(rank), rank.shape[1]), float("nan"))
     for column, back in enumerate([0, *strides]):
         now, was = (slice(None), slice(1)) if not back else (slice(back, None), slice(None, max(0, len(rank) - back)))
-        same = torch.linalg.vecdot(rank[now], rank[was]), overlap(near[now], near[was], there)
+        same = torch.linalg.vecdot(rank[now], rank[was]), overlap(close[now], close[was], there)
         table[:, column, now] = torch.stack([same[0], mantel(row[now], row[was], chosen.tokens), same[1]])
     rsa, spread, neighbours = table.permute(0, 3, 2, 1)
     found = {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": spread, "neighbours": neighbours}
