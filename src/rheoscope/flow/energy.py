@@ -188,8 +188,11 @@ def step_of(trace: Trace | Traces, layer: int) -> Step:
     field = landscape(heads, hat, unseen(trace, layer), as_read)
     queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None, as_read) for y in (hat, nothing))
     energy, slope = field.slope(queries)
+    asked, slope, moved = (
+        x.contiguous() if x.is_cuda else x for x in (queries - bias, slope, made.moved)
+    )  # for products
     ask = norm.fold(heads.W_Q.to(x.dtype))
-    return Step(field, hat, norm.scale(x), queries - bias, bias, ask, made.write, energy, slope, made.moved, as_read)
+    return Step(field, hat, norm.scale(x), asked, bias, ask, made.write, energy, slope, moved, as_read)
 
 
 def unseen(trace: Trace | Traces, layer: int) -> Mask | None:
