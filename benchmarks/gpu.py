@@ -21,6 +21,7 @@ from timing import arguments, keep
 
 import rheoscope as rs
 from rheoscope.catalogue import analysis
+from rheoscope.flow.trajectory import paths
 from rheoscope.shapes import RheoscopeError
 
 MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024}
@@ -102,6 +103,7 @@ def statistics(given: Given) -> object:
 ROWS: dict[str, Row] = {
     "trace": Row(lambda given: given.model.trace(given.batch), 1.05),
     "trace with logits": Row(lambda given: given.model.trace(given.batch, logits=True), 1.05),
+    "trajectory, paths alone": Row(lambda given: paths(given.fresh()), 0.3),
     "trajectory": Row(batched("trajectory"), 0.3, standard=True),
     "clusters: mean cosine, participation ratio": Row(batched("clusters", grain="half"), 0.3, standard=True),
     "readout of the last token": Row(batched("readout"), 0.2, standard=True),

@@ -3,17 +3,20 @@
 Texts differ in length, so that padding stands beside them; one of them is asked with its longest tokens as massive ones.
 """
 
+import copy
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+import rheoscope as rs
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
-from tests.cases import double, text
+from tests.cases import double, network, text
 from tests.laws.every_analysis import SETTINGS
 from tests.pretrained.cases import once
 
@@ -21,6 +24,8 @@ BATCHED = [name for name in TABLE if analysis(name).batch is not None]
 MODELS = ["gpt2", "llama", "bert"]
 """Causal with biases, rotary with grouped heads, and one that looks both ways after its norms."""
 LENGTHS = (18, 11, 14)
+ROUNDED = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""How far a number may be off on a GPU, of the largest of its field: models of the tests are narrow, so rounding does not average out."""
 ALONE = {("reversed_attention", "bert")}
 """One text at a time: a stream that is no sum is differentiated by running the model."""
 
@@ -73,3 +78,34 @@ def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
             torch.testing.assert_close(
                 mine.to(expected), expected, rtol=1e-6, atol=1e-9, equal_nan=True, msg=lambda m, f=field: f"{f}: {m}"
             )
+
+
+@once
+def on_both(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The same points of three texts on a GPU, in a model of a dtype, and on the CPU in float32, weights rounded alike."""
+    here, there = (rs.load(copy.deepcopy(network(name, dtype)).to(*where)) for where in ((torch.float32,), ("cuda",)))
+    ids = [text(at, n) for at, n in enumerate(LENGTHS)]
+    seen = there.trace(ids)
+    return replace(here.trace(ids), points=seen.points.float().cpu()), seen
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", list(ROUNDED))
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", [name for name in BATCHED if ".flow." in TABLE[name]])
+def test_a_gpu_gives_what_a_cpu_gives(name: str, model: str, dtype: torch.dtype) -> None:
+    """Up to rounding: of float32, or of what the model itself computes in; which of two is the larger may then change."""
+    one, settings = analysis(name), batch_settings(analysis(name))
+    here, there = on_both(model, dtype)
+    if refused(lambda: one.batch(here, **settings)):
+        assert refused(lambda: one.batch(there, **settings))
+        return
+    expected, found = one.batch(here, **settings), one.batch(there, **settings)
+    assert list(found) == list(expected)
+    for field, due in expected.items():
+        mine = found[field].cpu()
+        assert mine.shape == due.shape
+        if due.is_floating_point():
+            assert torch.equal(mine.isnan(), due.isnan()), field
+            gap = (mine.double() - due.double()).nan_to_num().abs().max()
+            assert gap <= ROUNDED[dtype] * due.nan_to_num().abs().max().clamp(min=1e-3), field

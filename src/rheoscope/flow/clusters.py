@@ -90,11 +90,12 @@ def batch(
     there, view = traces.counted(keep_massive, least=3), traces.view
     half = view.as_read(traces.points[:0]).dtype.itemsize < 4
     dtypes = (torch.float32, view.dtype) if half else (torch.float64, torch.float64)
-    rows = [
-        gathered(placed(view, traces.points[:, at], space).to(dtypes[0]), there, dtypes[1])
-        for at in points_of(traces, grain)
-    ]
-    return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
+    at = points_of(traces, grain)
+    clouds = (placed(view, traces.points[:, point], space).to(dtypes[0]) for point in at)
+    if space == "raw":
+        return gathered(clouds, traces.norms[:, at].to(dtypes[0]), there, dtypes[1])
+    seen = list(clouds)
+    return gathered(seen, torch.stack([x.norm(dim=-1) for x in seen], 1), there, dtypes[1])
 
 
 def kernel(

@@ -1,6 +1,6 @@
 """Is attention a gradient flow? The energy of every head, how far it climbs it, and what stands between it and a gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -101,7 +101,7 @@ def of_weights(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
         before, form = form, whole(M, len(heads.W_K))
         rows.append(alignments(M, F, len(heads.W_K)) | {"landscape": torch.full_like(form[0, 0], float("nan"))})
         if before is not None:
-            rows[layer - 1]["landscape"] = between(before, form)
+            rows[layer - 1]["landscape"] = turned_from(before, [form])[0]
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -110,8 +110,7 @@ def of_layer(trace: Trace | Traces, layer: int, there: There) -> dict[str, Tenso
     step = step_of(trace, layer)
     own = _attention(trace, layer)
     others = [updated(trace, layer), *altered(trace, layer, step, own)]
-    mine = kept_rows(own, there)
-    apart = torch.stack([between(mine, kept_rows(other, there)) for other in others], -1)
+    apart = turned_from(kept_rows(own, there), (kept_rows(other, there) for other in others))
     return of_heads(step, there) | {"landscape_update": apart[..., 0], "ledger": apart[..., 1:]}
 
 
@@ -161,6 +160,7 @@ class Step:
     energy: Float[Tensor, "*b h n"]
     slope: Float[Tensor, "*b h n k"]
     moved: Float[Tensor, "*b h n e"]
+    as_read: Callable[[Tensor], Tensor] = lambda x: x
 
     @cached_property
     def middle(self) -> Float[Tensor, "h e k"]:
@@ -176,7 +176,7 @@ class Step:
         heads = self.field.heads
         q, norm = self.asked + self.bias, heads.q_norm
         q = q if norm is None else norm.hat(q) * (1.0 if norm.gain is None else norm.gain.to(q))
-        v = through(heads.norm, self.hat, heads.W_V, heads.b_V, None)
+        v = through(heads.norm, self.hat, heads.W_V, heads.b_V, None, self.as_read)
         return (q, self.field.read, v) if q.ndim == 4 else (q[None], self.field.read[None], v[None])
 
 
@@ -184,11 +184,15 @@ def step_of(trace: Trace | Traces, layer: int) -> Step:
     heads, x = trace.view.blocks[layer], trace.read_by(layer)
     x = exact(x)
     norm, hat, made = heads.norm, heads.norm.hat(x), trace.carried(layer).exact()
-    field, nothing = landscape(heads, hat, unseen(trace, layer)), torch.zeros_like(hat[..., :1, :])
-    queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None) for y in (hat, nothing))
+    as_read, nothing = trace.view.as_read, torch.zeros_like(hat[..., :1, :])
+    field = landscape(heads, hat, unseen(trace, layer), as_read)
+    queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None, as_read) for y in (hat, nothing))
     energy, slope = field.slope(queries)
+    asked, slope, moved = (
+        x.contiguous() if x.is_cuda else x for x in (queries - bias, slope, made.moved)
+    )  # for products
     ask = norm.fold(heads.W_Q.to(x.dtype))
-    return Step(field, hat, norm.scale(x), queries - bias, bias, ask, made.write, energy, slope, made.moved)
+    return Step(field, hat, norm.scale(x), asked, bias, ask, made.write, energy, slope, moved, as_read)
 
 
 def unseen(trace: Trace | Traces, layer: int) -> Mask | None:
@@ -219,7 +223,8 @@ def moves(step: Step, share: float) -> tuple[Float[Tensor, "*b h n"], Float[Tens
     climb = (turned * step.slope).sum(-1)
     if norm.eps is None:
         return climb, step.field.energies(step.asked + turned + step.bias)
-    ahead = (step.hat @ step.write.flatten(0, 1).mT).unflatten(-1, step.write.shape[:2]).transpose(-3, -2)
+    ahead = product(step.as_read(step.hat), step.write.flatten(0, 1).mT)
+    ahead = ahead.unflatten(-1, step.write.shape[:2]).transpose(-3, -2)
     along = (moved * ahead).sum(-1)
     first = r * (climb - (step.slope * step.asked).sum(-1) * along / d)
     written = norm.centre(step.write) @ step.write.mT if norm.centred else step.written
@@ -273,7 +278,7 @@ def altered(trace: Trace | Traces, layer: int, step: Step, own: Cloud) -> list[C
     x, given = exact(trace.read_by(layer)), [trace.view.as_read(part) for part in step.read()]
     return [
         own if mechanism.mask.forbids_nothing else moved_by(heads, free.under(hidden), *given).reshape(own.shape),
-        _normed(heads, trace, layer, x, own),
+        _normed(step, trace, layer, x, own),
         own
         if mechanism.position.nowhere
         else moved_by(heads, nowhere.under(unseen(trace, layer)), *given).reshape(own.shape),
@@ -281,12 +286,12 @@ def altered(trace: Trace | Traces, layer: int, step: Step, own: Cloud) -> list[C
     ]
 
 
-def _normed(heads: Heads, trace: Trace | Traces, layer: int, x: Cloud, own: Cloud) -> Cloud:
+def _normed(step: Step, trace: Trace | Traces, layer: int, x: Cloud, own: Cloud) -> Cloud:
     """What the displacement becomes through the norm: of x̂ where the norm comes before, of the sum where it comes after."""
     middle = trace.middle[layer]
     if trace.steps[middle].is_sum:
         return exact(_at(trace, middle + 1)) - x
-    return heads.norm.hat(x + own) - heads.norm.hat(x)
+    return step.field.heads.norm.hat(x + own) - step.hat
 
 
 def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "b n d"]:
@@ -298,11 +303,13 @@ def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor
     return total * heads.after_scale(total) + (0 if heads.after.bias is None else heads.after.bias)
 
 
-def between(a: Float[Tensor, "*b m d"], b: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b"]:
-    """1 − cos of two arrays as vectors; 0 where one of them is 0."""
-    a, b = a.flatten(-2), b.flatten(-2)
-    size = a.norm(dim=-1) * b.norm(dim=-1)
-    return torch.where(size == 0, 0, 1 - torch.linalg.vecdot(a, b) / torch.where(size == 0, 1, size))
+def turned_from(a: Cloud, others: Iterable[Cloud]) -> Float[Tensor, "*b others"]:
+    """1 − cos of an array and of each of several, as vectors; 0 where one of the two is 0."""
+    a = a.flatten(-2)
+    pairs = [(torch.linalg.vecdot(a, b), b.norm(dim=-1)) for b in (other.flatten(-2) for other in others)]
+    inner, sizes = (torch.stack(part, -1) for part in zip(*pairs, strict=True))
+    sizes = a.norm(dim=-1)[..., None] * sizes
+    return torch.where(sizes == 0, 0, 1 - inner / torch.where(sizes == 0, 1, sizes))
 
 
 def _attention(trace: Trace | Traces, layer: int) -> Cloud:

@@ -1,57 +1,63 @@
 """How far do clouds gather? Mean cosines and participation ratios of many clouds at once, from inner products alone."""
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.space.product import inner
+from rheoscope.space.product import difference, inner, weighed
 from rheoscope.space.texts import There, kept, kept_rows
 
 Clouds = Float[Tensor, "b n d"]
-Each = Float[Tensor, " b"]
+Each = Float[Tensor, "b p"]
 
 
-def gathered(x: Clouds, there: There, dtype: torch.dtype) -> dict[str, Each]:
-    """Mean cosines around the mean and as they are, and the participation ratio, of a cloud of every text.
+def gathered(
+    clouds: Iterable[Clouds], length: Float[Tensor, "b p n"], there: There, dtype: torch.dtype
+) -> dict[str, Each]:
+    """Mean cosines around the mean and as they are, and the participation ratio, of p clouds of every text; `length` is ‖x‖.
 
     Around the mean points are rounded to `dtype`, and sums are in float32 or better. Rounding is at random along E: in bfloat16 it
-    changes a participation ratio by some parts in a hundred thousand.
+    changes a participation ratio by some parts in a hundred thousand. What is of single numbers is done for all clouds together:
+    a GPU waits for each thing that it is asked.
     """
-    x, n = kept_rows(x, there), x.shape[-2] if there is None else there.sum(-1)[:, None]
-    mean, length = x.sum(-2) / n, x.norm(dim=-1)
-    around = kept_rows(x - mean[:, None], there).to(dtype)
-    far, least = around.norm(dim=-1, dtype=x.dtype), _rounding(x.dtype) * length.amax(-1, keepdim=True)
-    moving, away = kept(length, there) > 0, kept(far, there) > least
-    weights = torch.stack([_inverse(length, moving), _inverse(far, away)], 1)
-    as_they_are, centred = (weights @ x).unbind(1)
-    centred = centred - weights[:, 1].sum(-1, keepdim=True) * mean
+    length = kept(length, there)
+    least = (1e-12 if length.dtype == torch.float64 else 1e-6) * length.amax(
+        -1
+    )  # nearer to the mean is there but for rounding
+    inverse = torch.where(length > 0, 1 / torch.where(length > 0, length, 1), 0)
+    n = length.shape[-1] if there is None else there.sum(-1)[:, None]
+    found = [of_cloud(x, inverse[:, at], least[:, at, None], there, n, dtype) for at, x in enumerate(clouds)]
+    table, far, sums, mean = (torch.stack(part, 1) for part in zip(*found, strict=True))
+    as_they_are, centred = sums.unbind(-2)
+    total = far.square().sum(-1)
+    spread = total > length.shape[-1] * least.square()
     return {
-        "mean_cosine": mean_cosine(centred, away, n),
-        "mean_cosine_uncentred": mean_cosine(as_they_are, moving, n),
-        "participation_ratio": participation(around, least[:, 0]),
+        "mean_cosine": mean_cosine(centred, far > least[..., None], n),
+        "mean_cosine_uncentred": mean_cosine(as_they_are + inverse.sum(-1)[..., None] * mean, length > 0, n),
+        "participation_ratio": torch.where(spread, (total / torch.where(spread, table, 1)).square(), 0),
     }
 
 
-def mean_cosine(together: Float[Tensor, "b d"], moving: Bool[Tensor, "b n"], n: Tensor | int) -> Each:
+def of_cloud(
+    x: Clouds, inverse: Tensor, least: Tensor, there: There, n: Tensor | int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of one cloud of every text: the length of its table of inner products, that of every token around the mean, both sums of
+    directions seen from the mean, and the mean."""
+    x = kept_rows(x, there)
+    mean = x.sum(-2) / n
+    around = kept_rows(difference(x, mean[:, None], dtype), there)
+    few = x.shape[-2] <= x.shape[-1]
+    table = inner(around if few else around.mT)
+    square = table.diagonal(dim1=-2, dim2=-1) if few else around.to(inverse).square().sum(-1)
+    far = square.clamp(min=0).sqrt().to(inverse)
+    weights = torch.stack([inverse, torch.where(far > least, 1 / far, 0)], 1)
+    return torch.linalg.vector_norm(table, dim=(-2, -1)), far, weighed(weights, around), mean
+
+
+def mean_cosine(together: Float[Tensor, "b p d"], moving: Bool[Tensor, "b p n"], n: Tensor | int) -> Each:
     """Mean cosine of all pairs of n tokens, from the sum of the directions of those that have one; the others are alike."""
-    count, n = moving.sum(-1), n if isinstance(n, int) else n[:, 0]
+    count = moving.sum(-1)
     resting = n - count
     return (together.square().sum(-1) - count + resting * (resting - 1)) / (n * (n - 1))
-
-
-def participation(around: Clouds, least: Each) -> Each:
-    """(Σσ²)²/Σσ⁴ of clouds around their means: tr(C)² over the sum of squares of the smaller table; 0 for a cloud of one point."""
-    n, d = around.shape[-2:]
-    table = inner(around if n <= d else around.mT)
-    total = table.diagonal(dim1=-2, dim2=-1).sum(-1)
-    squares, spread = torch.linalg.vector_norm(table, dim=(-2, -1)).square(), total > n * least.square()
-    return torch.where(spread, total.square() / torch.where(spread, squares, 1), 0)
-
-
-def _inverse(length: Float[Tensor, "b n"], there: Bool[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-    return torch.where(there, 1 / torch.where(there, length, 1), 0)
-
-
-def _rounding(dtype: torch.dtype) -> float:
-    """How far from their mean tokens stand that are there but for rounding, of the longest of them."""
-    return 1e-12 if dtype == torch.float64 else 1e-6

@@ -13,7 +13,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import mlp_at
 from rheoscope.space.pairs import distances
-from rheoscope.space.product import inner
+from rheoscope.space.product import difference, inner
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import There, centred, kept, kept_rows, mean
 from rheoscope.space.ticking import tick
@@ -114,14 +114,13 @@ def kernel(
         rows.append(chosen.pulls(ranks[-1], far.shape[-1]))
         near.append(neighbours_of(far, nearest, there))
     assert chosen is not None, "every text has a first cloud"
-    table = ranks[0].new_full((len(ranks[0]), 3, len(ranks), 1 + len(strides)), float("nan"))
-    for at in range(len(ranks)):
-        for column, back in enumerate([at, *strides]):
-            if back <= at:
-                was = at - back
-                spread, same = mantel(rows[at], rows[was], chosen.tokens), overlap(near[at], near[was], there)
-                table[:, :, at, column] = torch.stack([torch.linalg.vecdot(ranks[at], ranks[was]), spread, same], -1)
-    rsa, spread, neighbours = table.unbind(1)
+    rank, close, row = torch.stack(ranks), torch.stack(near), torch.stack(rows)
+    table = rank.new_full((3, 1 + len(strides), len(rank), rank.shape[1]), float("nan"))
+    for column, back in enumerate([0, *strides]):
+        now, was = (slice(None), slice(1)) if not back else (slice(back, None), slice(None, max(0, len(rank) - back)))
+        same = torch.linalg.vecdot(rank[now], rank[was]), overlap(close[now], close[was], there)
+        table[:, column, now] = torch.stack([same[0], mantel(row[now], row[was], chosen.tokens), same[1]])
+    rsa, spread, neighbours = table.permute(0, 3, 2, 1)
     found = {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": spread, "neighbours": neighbours}
     found["neighbours_null"] = nearest / (chosen.tokens - 1)
     return found if pairs is None else found | {"rsa_error": sampling_error(rsa, pairs)}
@@ -130,28 +129,34 @@ def kernel(
 def erasures(trace: Trace | Traces, there: There) -> dict[str, Tensor]:
     """How much of what each head and each MLP wrote is taken back by all that is written after it."""
 
-    def at(step: int) -> Float[Tensor, "*b n d"]:
-        return kept_rows(exact(trace.points[..., step, :, :]), there)
+    points, sums = trace.points, exact(trace.points[:0]).dtype
+    dtype = trace.view.as_read(exact(points[:0])).dtype
 
-    last, heads, mlps = at(-1), [], []
+    def way(start: int, end: int) -> Float[Tensor, "*b n d"]:
+        return kept_rows(difference(exact(points[..., end, :, :]), exact(points[..., start, :, :]), dtype), there)
+
+    heads, mlps = [], []
     for layer in range(trace.view.layers):
         tick(layer, trace.view.layers)
         made, end = trace.carried(layer), mlp_at(trace, layer)
-        later = last - at(trace.middle[layer])
+        later, wrote = way(trace.middle[layer], -1), way(end - 1, end)
         heads.append(share(made.along(later).sum(-1), kept(made.squares(), there).sum(-1)))
-        wrote = at(end) - at(end - 1)
-        mlps.append(share((wrote * (last - at(end))).sum((-2, -1)), wrote.square().sum((-2, -1))))
+        again, size = (
+            (wrote * way(end, -1)).sum((-2, -1), dtype=sums),
+            torch.linalg.vector_norm(wrote, dim=(-2, -1), dtype=sums),
+        )
+        mlps.append(share(again, size.square()))
     return {"erasure": torch.stack(heads, -2), "erasure_mlp": torch.stack(mlps, -1)}
 
 
-def mantel(a: Float[Tensor, "b 2"], b: Float[Tensor, "b 2"], n: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
+def mantel(a: Float[Tensor, "*p b 2"], b: Float[Tensor, "*#p b 2"], n: Float[Tensor, " b"]) -> Float[Tensor, "*p b"]:
     """Standard deviation of Σ_{i<j} a_ij b_π(i)π(j) over all permutations π, both tables symmetric and of sum 0, of n tokens.
 
     Squared, the sum has pairs of pairs that share two tokens, one, or none; each kind has its mean over permutations.
     """
-    shared = [torch.stack([2 * x[:, 0], 4 * x[:, 1], -2 * x[:, 0] - 4 * x[:, 1]]) for x in (a, b)]
-    ways = torch.stack([2 * n * (n - 1), 4 * n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)]).to(a)
-    return ((shared[0] * shared[1] / ways).sum(0).clamp(min=0) / 4).sqrt()
+    shared = [torch.stack([2 * x[..., 0], 4 * x[..., 1], -2 * x[..., 0] - 4 * x[..., 1]], -1) for x in (a, b)]
+    ways = torch.stack([2 * n * (n - 1), 4 * n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)], -1).to(a)
+    return ((shared[0] * shared[1] / ways).sum(-1).clamp(min=0) / 4).sqrt()
 
 
 def neighbours_of(d: Float[Tensor, "*b n n"], k: int, there: There = None) -> Int[Tensor, "*b n k"]:
@@ -164,9 +169,10 @@ def neighbours_of(d: Float[Tensor, "*b n n"], k: int, there: There = None) -> In
     return found
 
 
-def overlap(a: Int[Tensor, "b n k"], b: Int[Tensor, "b n k"], there: There) -> Float[Tensor, " b"]:
+def overlap(a: Int[Tensor, "p b n k"], b: Int[Tensor, "#p b n k"], there: There) -> Float[Tensor, "p b"]:
     """Mean share of neighbours in common."""
-    return mean((a[..., :, None] == b[..., None, :]).any(-1).double().mean(-1), there)
+    shared = (a[..., :, None] == b[..., None, :]).any(-1).double().mean(-1)
+    return mean(shared.transpose(0, 1), there).mT
 
 
 GEOMETRY_KEPT = Analysis(

@@ -11,7 +11,7 @@ softmax can see it, so the model does not determine it: the bias of keys is left
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +58,7 @@ class Landscape:
             placed = self.placed(free)
         total, by_placed = self.pulled(placed.detach())
         # the transpose of the model's own norm and rotation takes the gradient back
-        back = transposed(placed, free, by_placed)
+        back = by_placed.reshape(queries.shape) if self.nowhere else transposed(placed, free, by_placed)
         return (total - self.log_counts()).reshape(queries.shape[:-1]), back
 
     def pulled(self, q: Float[Tensor, "b h n k"]) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h n k"]]:
@@ -112,6 +112,11 @@ class Landscape:
         """What weights pull at the placed queries: Σ_j α_ij ∂f(q_i, k_j)/∂q_i."""
         return self.mechanism.score.pull_queries(q, k, alpha)
 
+    @property
+    def nowhere(self) -> bool:
+        """Whether queries are placed where they are."""
+        return self.heads.q_norm is None and self.mechanism.position.nowhere
+
     def placed(self, queries: Queries) -> Float[Tensor, "b h n k"]:
         """Through the QK-norm and the rotation."""
         norm = self.heads.q_norm
@@ -133,7 +138,12 @@ class Landscape:
             yield slice(low, high), slice(*self.mechanism.mask.span(low, high, n))
 
 
-def landscape(heads: Heads, hat: Float[Tensor, "*b n d"], unseen: Mask | None = None) -> Landscape:
+def landscape(
+    heads: Heads,
+    hat: Float[Tensor, "*b n d"],
+    unseen: Mask | None = None,
+    as_read: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Landscape:
     """Λ of the heads of a layer on the cloud x̂, or on those of several texts, of which `unseen` hides what no head sees."""
     fused = heads.mechanism.normaliser.fused
     if fused is None or fused.dropped:
@@ -141,7 +151,7 @@ def landscape(heads: Heads, hat: Float[Tensor, "*b n d"], unseen: Mask | None = 
             f"the weights of these heads are {type(heads.mechanism.normaliser).__name__}, no softmax of their scores, so "
             "they climb no such energy; type a model with softmax attention"
         )
-    keys = through(heads.norm, hat, heads.W_K, heads.b_K, heads.k_norm)
+    keys = through(heads.norm, hat, heads.W_K, heads.b_K, heads.k_norm, as_read)
     if blind_to_shifts(heads):
         keys = keys - through(heads.norm, torch.zeros_like(hat[..., :1, :]), heads.W_K, heads.b_K, None)
     rows = keys if keys.ndim == 4 else keys[None]

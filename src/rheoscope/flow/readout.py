@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_at_once
+from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_cache
 from rheoscope.flow.next_token import sees_next
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -128,14 +128,16 @@ def likeliest_of(traces: Traces, at: Int[Tensor, " b"], before: int) -> dict[str
 
 def kernel(laws: Float[Tensor, "*b p vocabulary"], target: Int[Tensor, "*b"], top: int) -> dict[str, Tensor]:
     """What every point says of a target, from its log probabilities of all tokens."""
-    best, points = laws.topk(min(top, laws.shape[-1])), laws.unbind(-2)
-    told, last = laws.gather(-1, target[..., None, None].expand(*laws.shape[:-1], 1)), points[-1]
-    likelier = [(law > own).sum(-1) for law, own in zip(points, told.unbind(-2), strict=True)]
+    best, last = laws.topk(min(top, laws.shape[-1])), laws[..., -1:, :]
+    told = laws.gather(-1, target[..., None, None].expand(*laws.shape[:-1], 1))
+    some = max(1, numbers_in_cache(laws.device) // (laws.numel() // laws.shape[-2]))
+    points = laws.split(some, -2)
+    likelier = [(law > own).sum(-1) for law, own in zip(points, told.split(some, -2), strict=True)]
     return {
         "probability": told[..., 0].exp(),
-        "rank": torch.stack(likelier, -1) + 1,
-        "entropy": torch.stack([-(law.exp() * law).sum(-1) for law in points], -1),
-        "kl": torch.stack([(last.exp() * (last - law)).sum(-1) for law in points], -1).clamp(min=0),
+        "rank": torch.cat(likelier, -1) + 1,
+        "entropy": torch.cat([-(law.exp() * law).sum(-1) for law in points], -1),
+        "kl": torch.cat([(last.exp() * (last - law)).sum(-1) for law in points], -1).clamp(min=0),
         "top_tokens": best.indices,
         "top_probabilities": best.values.exp(),
     }

@@ -36,7 +36,7 @@ class Pairs:
         rows = rank.new_zeros(len(rank), n).scatter_add_(1, self.i, rank).scatter_add_(1, self.j, rank)
         squares = 2 * rank.square().sum(-1)
         apart = rows.square().sum(-1) - squares
-        return torch.stack([squares, apart if self.of_all is None else self.of_all * apart - squares], -1)
+        return torch.stack([squares, apart if self.of_all is None else self.of_all.to(rank) * apart - squares], -1)
 
 
 def every_pair(far: Float[Tensor, "b n n"], there: There) -> Pairs:

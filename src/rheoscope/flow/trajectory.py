@@ -71,15 +71,29 @@ def trajectory(
 def batch(
     traces: Traces, space: str = "raw", draws: int = 200, seed: int = 0, keep_massive: bool = False
 ) -> dict[str, Tensor]:
-    """Paths of many texts at once: all but the map of the paths, which is one text's."""
-    there, points = traces.counted(keep_massive), placed(traces.view, traces.points, space)
-    moved, length = displacements(traces.points, traces.view), traces.norms if space == "raw" else points.norm(dim=-1)
-    values = of_points(traces, points, moved if space == "raw" else None, length, draws, seed, there)
+    """Paths of many texts at once, and what heads do: all but the map of the paths, which is one text's."""
+    there, moved = traces.counted(keep_massive), displacements(traces.points, traces.view)
+    values = paths(traces, space, draws, seed, keep_massive, moved if space == "raw" else None)
     layers = range(traces.view.layers)
     heads = torch.stack([of_heads(traces, layer, traces.points, moved, there) for layer in layers], 2)
-    per_token = (name for name in values if "token" in TRAJECTORY.fields[name].dims)
-    values |= {name: kept(values[name], there, torch.nan) for name in per_token}
     return values | {"head_speed": heads[0], "head_cosine": heads[1]}
+
+
+@torch.no_grad()
+def paths(
+    traces: Traces,
+    space: str = "raw",
+    draws: int = 200,
+    seed: int = 0,
+    keep_massive: bool = False,
+    moved: Float[Tensor, "b n s d"] | None = None,
+) -> dict[str, Tensor]:
+    """The part of `batch` that needs no attention computed again: all that the points tell."""
+    there, points = traces.counted(keep_massive), placed(traces.view, traces.points, space)
+    length = traces.norms if space == "raw" else points.norm(dim=-1)
+    values = of_points(traces, points, moved, length, draws, seed, there)
+    per_token = (name for name in values if "token" in TRAJECTORY.fields[name].dims)
+    return values | {name: kept(values[name], there, torch.nan) for name in per_token}
 
 
 def ends_of(trace: Trace | Traces) -> list[int]:

@@ -6,6 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.space.product import product
+from rheoscope.space.share import exact
+
 
 @dataclass(frozen=True, eq=False)
 class Carried:
@@ -33,11 +36,11 @@ class Carried:
 
     def displacements(self) -> Float[Tensor, "*b h n d"]:
         """Δ_h of every head and token."""
-        return self.moved @ self.write
+        return exact(self.moved) @ self.write
 
     def total(self) -> Float[Tensor, "*b n d"]:
         """What attention did to the cloud: all heads and the rest."""
-        return self.moved.transpose(-3, -2).flatten(-2) @ self.write.flatten(0, 1) + self.rest
+        return product(self.moved.transpose(-3, -2).flatten(-2), self.write.flatten(0, 1)) + self.rest
 
     def squares(self) -> Float[Tensor, "*b h n"]:
         """‖Δ_h(x_i)‖² = moved (W Wᵀ) movedᵀ."""

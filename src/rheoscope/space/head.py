@@ -26,6 +26,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
 from rheoscope.space.decomposed import svdvals
 from rheoscope.space.operator import Factored
+from rheoscope.space.product import product
 from rheoscope.space.share import exact
 from rheoscope.space.transposed import transposed
 
@@ -370,15 +371,16 @@ def through(
     W: Float[Tensor, "g d k"],
     b: Float[Tensor, "g k"] | None,
     then: Norm | None,
+    as_read: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Float[Tensor, "*b g n k"]:
     """Queries, keys or values from x̂: through the gain and the matrix, with the biases and the QK-norm where there are any.
 
-    x̂ is centred where the norm centres, so C is left out; one product serves all heads.
+    x̂ is centred where the norm centres, so C is left out; one product serves all heads, of what `as_read` rounds to (`View.as_read`).
     """
     W = W.to(hat.dtype)
     u = hat if norm.gain is None else hat * norm.gain.to(hat.dtype)
     u = u if norm.bias is None else u + norm.bias.to(hat.dtype)
-    y = by_every_head(u, W)
+    y = by_every_head(as_read(u), W)
     y = y if b is None else y + b.to(W.dtype)[:, None]
     return y if then is None else then.hat(y) * (1.0 if then.gain is None else then.gain.to(W.dtype))
 
@@ -389,7 +391,7 @@ def by_every_head(x: Float[Tensor, "*b n d"], A: Float[Tensor, "h d k"]) -> Floa
     >>> by_every_head(torch.ones(2, 3), torch.ones(5, 3, 4)).shape
     torch.Size([5, 2, 4])
     """
-    return (x @ A.mT.flatten(0, 1).mT).unflatten(-1, (len(A), -1)).transpose(-3, -2)
+    return product(x, A.mT.flatten(0, 1).mT).unflatten(-1, (len(A), -1)).transpose(-3, -2)
 
 
 def apart(

@@ -31,3 +31,19 @@ def inner(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n n"]:
         return exact(x) @ exact(x).mT
     rows = x.reshape(-1, *x.shape[-2:])
     return torch.bmm(rows, rows.mT, out_dtype=torch.float32).unflatten(0, x.shape[:-2])
+
+
+def weighed(weights: Float[Tensor, "b k n"], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b k d"]:
+    """Σ_i w_i x_i of many texts, sums in float32 or better; weights rounded to bfloat16 where x is, which has their range."""
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        return torch.bmm(weights.bfloat16(), x, out_dtype=torch.float32)
+    return weights @ x.to(weights.dtype)
+
+
+def difference(x: Float[Tensor, "*b n d"], y: Float[Tensor, "*#b #n d"], dtype: torch.dtype) -> Float[Tensor, "*b n d"]:
+    """x − y rounded to a dtype, in one pass.
+
+    >>> difference(torch.ones(1, 2), torch.zeros(1, 2), torch.bfloat16).dtype
+    torch.bfloat16
+    """
+    return torch.sub(x, y, out=torch.empty(x.shape, dtype=dtype, device=x.device)) if dtype != x.dtype else x - y

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-LONG, CLASSES = 1 << 15, 1 << 18
+LONG, CLASSES = 1 << 17, 1 << 18
 """A row that is longer than this is ranked in so many classes on a GPU."""
 
 

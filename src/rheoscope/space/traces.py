@@ -117,7 +117,7 @@ class Traces(Sequence[Trace]):
     def _fewest(self) -> dict[bool, tuple[int, bool]]:
         """Of all texts, the fewest tokens (massive ones kept, or not), and whether none is left out: the device is asked once."""
         if not bool(self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()):
-            raise RheoscopeError("the points of a text hold NaN or infinity; type dtype='float32', or other texts")
+            raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
         counts = torch.stack([there.sum(-1).amin() for there in (self._ordinary, self.real)]).tolist()
         return {keep: (count, count == self.real.shape[-1]) for keep, count in zip((False, True), counts, strict=True)}
 
@@ -134,9 +134,8 @@ class Traces(Sequence[Trace]):
         fewest = self.fewest(keep_massive)
         every = self._fewest[keep_massive][1]
         if fewest < least:
-            every_text, longer = ("", "a longer text") if len(self) == 1 else (" in every text", "longer texts")
             raise RheoscopeError(
-                f"this needs at least {least} tokens that are not massive{every_text}, got {fewest}; type {longer}"
+                f"this needs at least {least} tokens that are not massive, got {fewest}; type a longer text"
             )
         return None if every else self.real if keep_massive else self._ordinary
 
