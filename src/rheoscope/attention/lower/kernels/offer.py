@@ -136,16 +136,16 @@ def _power_of_two(width: int) -> bool:
 
 
 def _additive(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    from rheoscope.attention.lower.kernels.additive import additive
+    from rheoscope.attention.lower.kernels.additive import additive, hidden
 
     i, j = positions(q.shape[-2], k.shape[-2], q.device)
     place, keys = mechanism.position.place, for_every_head(k, q.shape[1])
     form = mechanism.score.tanh(place(q.float(), i), place(keys.float(), j))
     assert form is not None, "offer() has seen it"
     own, width = values(mechanism, v, q.shape[1])
-    a, c = (filled(x).mT.contiguous() for x in form[:2])
+    a, c = (hidden(filled(x)) for x in form[:2])
     w = filled(form[2].float()).expand(q.shape[1], -1).contiguous()
-    return additive(a, c, w, own, mechanism.mask.is_causal)[0][..., :width]
+    return additive(a, c, w, own, q.shape[-2], mechanism.mask.is_causal)[0][..., :width]
 
 
 def _no_bias(mechanism: Definition, q: Tensor, k: Tensor) -> str:
