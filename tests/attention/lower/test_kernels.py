@@ -170,6 +170,7 @@ def test_what_kernels_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert "the mask is another" in said(sigmoid.under("causal"), 5, 3)
     assert "the mask is another" in said(sigmoid.under(Window(2)))
     assert "float64" in said(sigmoid, dtype=torch.float64)
+    assert "at least one query and key" in said(sigmoid, 5, 0)
     assert "up to 128" in said(sigmoid, d=130)
     assert "bias of its own" in said(replace(sigmoid, position=ALiBi(alibi_slopes(2))).under("causal"))
     assert said(replace(made("entmax15"), position=ALiBi(alibi_slopes(2))).under("causal")) == ""
