@@ -117,6 +117,16 @@ def test_kernels_are_the_definition(name: str) -> None:
     assert max(gap(x, y) for x, y in zip(own, exact, strict=True)) < 1e-5
 
 
+@by_interpreter
+@pytest.mark.parametrize("alpha", [2.0, 1.5, 1.2])
+@pytest.mark.parametrize("stretch", [0.0, 30.0], ids=["all scores equal", "one key far above"])
+def test_thresholds_are_found_from_any_scores(alpha: float, stretch: float) -> None:
+    q, k, v = inputs(40, 40, b=1, h=1, g=1, scale=stretch)
+    mechanism = Mechanism(normaliser=Entmax(alpha)).under("causal")
+    own = run_kernel(mechanism, q.float(), k.float(), v.float())
+    assert gap(own, reference(mechanism, q, k, v)[0]) < 2e-5
+
+
 STATISTICS = {
     "softmax": (made("scaled_dot"), "causal", 70, 70, None),
     "distances": (made("metric"), None, 40, 70, None),
