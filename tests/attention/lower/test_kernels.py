@@ -38,12 +38,13 @@ def interpreted() -> str:
         return "Triton is not installed: pip install triton"
     if CUDA:
         return "there is a GPU: the kernels themselves are tested"
-    if "triton" in sys.modules:
+    asked = os.environ.get("TRITON_INTERPRET")
+    if "triton" in sys.modules and asked != "1":
         return "Triton was imported without its interpreter: run this file alone"
     os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        from rheoscope.attention.lower.kernels import additive, entmax, linear, pointwise, sinkhorn, weights  # noqa: F401
-    finally:
+    from rheoscope.attention.lower.kernels import additive, entmax, linear, pointwise, sinkhorn, weights  # noqa: F401
+
+    if asked is None:
         del os.environ["TRITON_INTERPRET"]
     return ""
 
