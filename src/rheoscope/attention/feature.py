@@ -34,11 +34,6 @@ class Feature(Part, ABC):
         return False
 
     @property
-    def elementwise(self) -> str:
-        """The name by which kernels know it, where it maps every number by itself; nothing where they do not."""
-        return ""
-
-    @property
     def linear(self) -> bool:
         """Whether it is x A with some matrix A."""
         raise self.untold("linear", "whether it is a linear map")
@@ -55,6 +50,11 @@ class Feature(Part, ABC):
     def flops(self) -> int:
         """FLOPs of the matrix products for one row."""
         raise self.untold("flops", "what it costs")
+
+    @property
+    def elementwise(self) -> str:
+        """The name by which kernels know it, where it maps every number by itself; nothing where they do not."""
+        return ""
 
 
 def of_heads(x: Tensor, some: list[int], axis: int) -> Tensor:

@@ -12,10 +12,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rheoscope.attention.definition import Definition, for_every_head, positions
-from rheoscope.attention.score import DotForm
 
 WIDEST = 128
 """The widest rows that the kernels hold in registers."""
+HEADS = 65535
+"""The most heads of all texts in one launch."""
+FARTHEST = 1 << 31
+"""Numbers between the first row of a head and the end of its last, as far as kernels count."""
 DEVICE = "cuda"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -36,6 +39,9 @@ def refuse_tensors(q: Tensor, k: Tensor) -> str:
         return f"kernels run on a CUDA device, the tensors are on the {q.device.type}"
     if q.dtype not in DTYPES or k.dtype != q.dtype:
         return f"kernels read bfloat16, float16 or float32, the tensors are {str(q.dtype).removeprefix('torch.')}"
+    heads = q.shape[0] * q.shape[1]
+    if not q.shape[-2] or not k.shape[-2] or heads > HEADS:
+        return f"kernels take 1 to {HEADS} heads of all texts and at least one query and key, got {heads} heads"
     return ""
 
 
@@ -63,27 +69,21 @@ def refuse_dots(mechanism: Definition, q: Tensor, k: Tensor) -> str:
 
 def dots(mechanism: Definition, q: Tensor, k: Tensor) -> Dots:
     """Placed and mapped tokens; the query bias only where the normaliser feels it."""
-    form, slope = _form(mechanism, q, k)
-    blind = mechanism.normaliser.shift_invariant
-    query_bias = None if form.query_bias is None or blind else form.query_bias().float()
-    key_bias = None if form.key_bias is None else form.key_bias.float()
-    if slope is not None:
-        key_bias = slope if key_bias is None else key_bias + slope
-    rows, keys = (filled(x.to(q.dtype)) for x in (form.q, form.k))
-    return Dots(rows, keys, form.scale, query_bias, None if key_bias is None else key_bias.contiguous())
-
-
-def _form(mechanism: Definition, q: Tensor, k: Tensor) -> tuple[DotForm, Tensor | None]:
-    """The dot form, and what the position adds for every key."""
-    k = for_every_head(k, q.shape[1])
-    if mechanism.score.plain and mechanism.position.nowhere:
-        form, slope = mechanism.score.dot(q, k), None
-    else:
+    k, slope = for_every_head(k, q.shape[1]), None
+    at_q, at_k = q, k
+    if not (mechanism.score.plain and mechanism.position.nowhere):
         i, j = positions(q.shape[-2], k.shape[-2], q.device)
-        place, slope = mechanism.position.place, mechanism.position.key_bias(j)
-        form = mechanism.score.dot(place(q.float(), i), place(k.float(), j))
+        at_q, at_k = mechanism.position.place(q.float(), i), mechanism.position.place(k.float(), j)
+        slope = mechanism.position.key_bias(j)
+    form = mechanism.score.dot(at_q, at_k)
     assert form is not None, "offer() has seen a dot form"
-    return form, None if slope is None else slope.float().expand(*q.shape[:2], -1)
+    blind = mechanism.normaliser.shift_invariant
+    query_bias = None if form.query_bias is None or blind else form.query_bias().float().contiguous()
+    key_bias = None if form.key_bias is None else form.key_bias.float().contiguous()
+    if slope is not None:
+        slope = slope.float().expand(*q.shape[:2], -1)
+        key_bias = slope.contiguous() if key_bias is None else key_bias + slope
+    return Dots(filled(form.q.to(q.dtype)), filled(form.k.to(q.dtype)), form.scale, query_bias, key_bias)
 
 
 def values(mechanism: Definition, v: Tensor, heads: int) -> tuple[Tensor, int]:
@@ -98,4 +98,5 @@ def filled(x: Tensor) -> Tensor:
     width = max(16, 1 << (x.shape[-1] - 1).bit_length())
     if width != x.shape[-1]:
         return pad(x, (0, width - x.shape[-1]))
-    return x if x.stride(-1) == 1 else x.contiguous()
+    near = x.stride(-1) == 1 and x.shape[-2] * x.stride(-2) < FARTHEST
+    return x if near else x.contiguous()

@@ -22,7 +22,6 @@ from rheoscope.attention.lower.kernels.dots import (
     values,
 )
 from rheoscope.attention.lower.offer import Offer, Run
-from rheoscope.attention.score import DotForm
 
 TRITON = find_spec("triton") is not None
 NO_TRITON = "Triton is not installed; it comes with torch's builds for CUDA"
@@ -92,9 +91,8 @@ def _biases(form: Dots) -> tuple[Tensor | None, Tensor | None]:
     """Both or none."""
     if form.query_bias is None and form.key_bias is None:
         return None, None
-    q, k = (None if b is None else b.contiguous() for b in (form.query_bias, form.key_bias))
-    zeros = (form.q.new_zeros(x.shape[:3]).float() for x in (form.q, form.k))
-    return tuple(zero if b is None else b for b, zero in zip((q, k), zeros, strict=True))  # type: ignore[return-value]
+    q, k = (x.new_zeros(x.shape[:3]).float() for x in (form.q, form.k))
+    return q if form.query_bias is None else form.query_bias, k if form.key_bias is None else form.key_bias
 
 
 def _entmax(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -136,21 +134,21 @@ def _power_of_two(width: int) -> bool:
 
 
 def _additive(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    from rheoscope.attention.lower.kernels.additive import additive
+    from rheoscope.attention.lower.kernels.additive import additive, hidden
 
     i, j = positions(q.shape[-2], k.shape[-2], q.device)
     place, keys = mechanism.position.place, for_every_head(k, q.shape[1])
     form = mechanism.score.tanh(place(q.float(), i), place(keys.float(), j))
     assert form is not None, "offer() has seen it"
     own, width = values(mechanism, v, q.shape[1])
-    a, c = (filled(x).mT.contiguous() for x in form[:2])
+    a, c = (hidden(filled(x)) for x in form[:2])
     w = filled(form[2].float()).expand(q.shape[1], -1).contiguous()
-    return additive(a, c, w, own, mechanism.mask.is_causal)[0][..., :width]
+    return additive(a, c, w, own, q.shape[-2], mechanism.mask.is_causal)[0][..., :width]
 
 
 def _no_bias(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     """Scores that are the product and nothing beside it."""
-    form: DotForm | None = mechanism.score.dot(q[:1, :, :1], for_every_head(k[:1, :, :1], q.shape[1]))
+    form = mechanism.score.dot(q[:1, :, :1], for_every_head(k[:1, :, :1], q.shape[1]))
     if form is not None and (form.key_bias is not None or form.query_bias is not None):
         return "its kernel reads bare inner products, and the score adds a bias to every key"
     return refuse_dots(mechanism, q, k)

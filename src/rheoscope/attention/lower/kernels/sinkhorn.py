@@ -23,6 +23,7 @@ from rheoscope.attention.lower.kernels.tiles import (
     Tiles,
     head,
     kernel,
+    kind_of,
     launch,
     line,
     precision,
@@ -32,10 +33,20 @@ from rheoscope.attention.lower.kernels.tiles import (
     turned,
 )
 
-PASS = {True: [Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2)], False: [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)]}
-"""Tiles of a pass that sums, in half precision or not, the fastest first."""
-PULL = {True: [Tiles(64, 32, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)]}
+PASS = {
+    "half": [Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2)],
+    "wide": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
+    "single": [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)],
+}
+"""Tiles by the kind of rows, the fastest first (measured on an H200)."""
+PULL = {
+    "half": [Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2)],
+    "wide": [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)],
+    "single": [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)],
+}
 FAR = tl.constexpr(-1e30)
+UNROLLED = tl.constexpr(9)
+"""Half-rounds that the backward pass writes out one after another."""
 
 
 @triton.jit
@@ -180,9 +191,18 @@ def to_values(
 
 @triton.jit
 @no_type_check
+def corrected(s, FX, UX, FY, UY, i, j, t, all_x, all_y, M, N, dp, MASKED: tl.constexpr):
+    """E_t (dp - u_t) of half-round t; u_t is a number for every x or for every y, and 0 on the other side."""
+    e = tl.exp2(s + line(FX + t * all_x, i, M, True)[:, None] + line(FY + t * all_y, j, N, MASKED)[None, :])
+    u = line(UX + t * all_x, i, M, True)[:, None] + line(UY + t * all_y, j, N, MASKED)[None, :]
+    return e * (dp - u)
+
+
+@triton.jit
+@no_type_check
 def pull_pass(
     dx, x, dx_side, y, dy_side, sy, sd, FX, UX, FY, UY, i, low, high, all_x, all_y, M, N, a,
-    ALONG_X: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     for start in range(low, high, BLOCK_N):
@@ -192,12 +212,13 @@ def pull_pass(
         if MASKED:
             s = tl.where((j < N)[None, :], s, FAR)
         dp = tl.dot(dx_side, turned(dy_side, j, sd, N, E, MASKED), input_precision=PRECISION)
-        r = tl.zeros_like(s)
-        for t in tl.static_range(T):
-            e = tl.exp2(s + line(FX + t * all_x, i, M, True)[:, None] + line(FY + t * all_y, j, N, MASKED)[None, :])
-            along, across = line(UX + t * all_x, i, M, True)[:, None], line(UY + t * all_y, j, N, MASKED)[None, :]
-            u = along if t % 2 == ALONG_X else across
-            r += e * (dp - u) if t == T - 1 else -e * u
+        r = corrected(s, FX, UX, FY, UY, i, j, T - 1, all_x, all_y, M, N, dp, MASKED)
+        if T <= UNROLLED:
+            for t in tl.static_range(T - 1):
+                r += corrected(s, FX, UX, FY, UY, i, j, t, all_x, all_y, M, N, 0.0, MASKED)
+        else:
+            for t in range(T - 1):
+                r += corrected(s, FX, UX, FY, UY, i, j, t, all_x, all_y, M, N, 0.0, MASKED)
         dx = tl.dot(r.to(other.dtype), other, dx, input_precision=PRECISION)
     return dx
 
@@ -207,13 +228,10 @@ def pull_pass(
 def pull(
     X, Y, DX_SIDE, DY_SIDE, FX, UX, FY, UY, DX, xb0, xh0, xm, yb0, yh0, yn, ab0, ah0, an, bb0, bh0, bn,
     all_x, all_y, H, M, N, scale, a,
-    ALONG_X: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """scale R y, one row for every x: dq with queries for x, dk with keys; the sides' products are dP.
-
-    Half-round t goes along the rows of x where t mod 2 is ALONG_X; potentials are in powers of two.
-    """
+    """scale R y, one row for every x: dq with queries for x, dk with keys; the sides' products are dP, potentials are in powers of two."""
     at, i = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     x, y = tile(head(X, at, H, xb0, xh0), i, xm, M, D, True), head(Y, at, H, yb0, yh0)
     a_side, b_side = tile(head(DX_SIDE, at, H, ab0, ah0), i, an, M, E, True), head(DY_SIDE, at, H, bb0, bh0)
@@ -221,18 +239,18 @@ def pull(
     fy, uy, whole = FY + at.to(tl.int64) * N, UY + at.to(tl.int64) * N, N // BLOCK_N * BLOCK_N
     dx = tl.zeros([BLOCK_M, D], tl.float32)
     dx = pull_pass(dx, x, a_side, y, b_side, yn, bn, fx, ux, fy, uy, i, 0, whole, all_x, all_y, M, N, a,
-                   ALONG_X, T, PRECISION, D, E, BLOCK_N, False)  # fmt: skip
+                   T, PRECISION, D, E, BLOCK_N, False)  # fmt: skip
     dx = pull_pass(dx, x, a_side, y, b_side, yn, bn, fx, ux, fy, uy, i, whole, N, all_x, all_y, M, N, a,
-                   ALONG_X, T, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
+                   T, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
     store(DX + at.to(tl.int64) * M * D, i, M, dx * scale, D)
 
 
 def _along(function: Any, x: Tensor, y: Tensor, *vectors: Tensor, scale: float) -> None:
     """One pass of a kernel that gives a number for every x from all y."""
-    (b, h, m), n, half = x.shape[:3], y.shape[-2], x.dtype != torch.float32
+    (b, h, m), n = x.shape[:3], y.shape[-2]
     launch(
         function,
-        PASS[half],
+        PASS[kind_of(x)],
         lambda t: (triton.cdiv(m, t.BLOCK_M), b * h),
         *(x, y, *vectors, *strides(x, y), h, m, n, scale * LOG2E),
         PRECISION=precision(x),
@@ -247,7 +265,7 @@ def _along(function: Any, x: Tensor, y: Tensor, *vectors: Tensor, scale: float) 
 )
 def sinkhorn(q: Tensor, k: Tensor, v: Tensor, scale: float, rounds: int) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, and the potentials f and g after every round."""
-    (b, h, m), n, half = q.shape[:3], k.shape[-2], q.dtype != torch.float32
+    (b, h, m), n = q.shape[:3], k.shape[-2]
     out, f, g = _outputs(q, k, v, rounds)
     g[0].zero_()
     for t in range(rounds):
@@ -255,7 +273,7 @@ def sinkhorn(q: Tensor, k: Tensor, v: Tensor, scale: float, rounds: int) -> tupl
         _along(potential, k, q, f[t], g[t + 1], scale=scale)
     launch(
         average,
-        PASS[half],
+        PASS[kind_of(q, v)],
         lambda t: (triton.cdiv(m, t.BLOCK_M), b * h),
         *(q, k, v, g[rounds], out, f[rounds], *strides(q, k, v), h, m, n, scale * LOG2E),
         PRECISION=precision(q),
@@ -279,28 +297,27 @@ def sinkhorn_backward(
     d: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, f: Tensor, g: Tensor, scale: float
 ) -> list[Tensor]:
     """The gradients of q, k and v."""
-    (b, h, m), n, half, d = q.shape[:3], k.shape[-2], q.dtype != torch.float32, d.contiguous()
+    (b, h, m), n, tiles, d = q.shape[:3], k.shape[-2], kind_of(q, v), d.contiguous()
     dq, dk, dv = _like(q, k, v)
     along_columns = torch.empty_like(g[0])
     kind = {"PRECISION": precision(q), "D": q.shape[-1], "E": v.shape[-1]}
     launch(
         to_values,
-        PASS[half],
+        PASS[tiles],
         lambda t: (triton.cdiv(n, t.BLOCK_M), b * h),
         *(k, q, v, g[-1], f[-1], d, dv, along_columns, *strides(k, q, v), h, n, m, scale * LOG2E),
         **kind,
     )
     fs, gs, us, ws = _corrections(q, k, f, g, (d.float() * out.float()).sum(-1), along_columns, scale)
     kind, fs, gs = kind | {"T": len(fs)}, fs * LOG2E, gs * LOG2E
-    sides = (0, q, k, d, v, fs, us, gs, ws, dq), (1, k, q, v, d, gs, ws, fs, us, dk)
-    for along, x, y, side, other, fx, ux, fy, uy, dx in sides:
+    sides = (q, k, d, v, fs, us, gs, ws, dq), (k, q, v, d, gs, ws, fs, us, dk)
+    for x, y, side, other, fx, ux, fy, uy, dx in sides:
         sizes = (fx[0].numel(), fy[0].numel(), h, x.shape[-2], y.shape[-2], scale, scale * LOG2E)
         launch(
             pull,
-            PULL[half],
+            PULL[tiles],
             lambda t, x=x: (triton.cdiv(x.shape[-2], t.BLOCK_M), b * h),
             *(x, y, side, other, fx, ux, fy, uy, dx, *strides(x, y, side, other), *sizes),
-            ALONG_X=along,
             **kind,
         )
     return [dq, dk, dv]

@@ -124,6 +124,13 @@ def launch(function: Any, tiles: list[Tiles], grid: Any, *args: Any, **constants
             return
 
 
+def kind_of(*rows: Tensor) -> str:
+    """Which tiles rows of this dtype and width take: "single" (float32), "wide" (more than 64 numbers) or "half"."""
+    if rows[0].dtype == torch.float32:
+        return "single"
+    return "wide" if max(x.shape[-1] for x in rows) > 64 else "half"
+
+
 def precision(x: Tensor) -> str:
     """How products of float32 are made: from three parts each on the tensor cores, exact to float32's own rounding."""
     return "tf32x3" if x.dtype == torch.float32 else "tf32"

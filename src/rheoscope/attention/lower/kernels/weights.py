@@ -21,6 +21,7 @@ from rheoscope.attention.lower.kernels.tiles import (
     Tiles,
     head,
     kernel,
+    kind_of,
     launch,
     line,
     precision,
@@ -29,9 +30,17 @@ from rheoscope.attention.lower.kernels.tiles import (
     turned,
 )
 
-ROWS = {True: [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)]}
-"""Tiles of the pass along rows, in half precision or not, the fastest first."""
-COLUMNS = {True: [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)], False: [Tiles(32, 64, 4, 2), Tiles(32, 32, 4, 1)]}
+ROWS = {
+    "half": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
+    "wide": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
+    "single": [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)],
+}
+"""Tiles by the kind of rows, the fastest first (measured on an H200)."""
+COLUMNS = {
+    "half": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
+    "wide": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
+    "single": [Tiles(32, 64, 4, 2), Tiles(32, 32, 4, 1)],
+}
 FAR = tl.constexpr(-1e30)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -177,7 +186,7 @@ def weight_sums(
 ) -> WeightStatistics:
     """Statistics of softmax weights of these scores; tokens beyond a text's length are neither queries nor keys."""
     q, k = dots.q, dots.k
-    (b, h, m), n, half = q.shape[:3], k.shape[-2], q.dtype != torch.float32
+    (b, h, m), n, tiles = q.shape[:3], k.shape[-2], kind_of(q)
     total, entropy, first, top, distance = torch.empty(5, b, h, m, dtype=torch.float32, device=q.device).unbind(0)
     received = torch.empty(b, h, n, dtype=torch.float32, device=q.device)
     shapes = (*strides(q, k), h, m, n, dots.scale * LOG2E)
@@ -185,7 +194,7 @@ def weight_sums(
     constants |= {"SHORT": lengths is not None}
     launch(
         along_rows,
-        ROWS[half],
+        ROWS[tiles],
         lambda t: (triton.cdiv(m, t.BLOCK_M), b * h),
         *(q, k, dots.key_bias, sink, lengths, total, entropy, first, top, distance, *shapes),
         PRECISION=precision(q),
@@ -194,7 +203,7 @@ def weight_sums(
     )
     launch(
         along_columns,
-        COLUMNS[half],
+        COLUMNS[tiles],
         lambda t: (triton.cdiv(n, t.BLOCK_N), b * h),
         *(q, k, dots.key_bias, lengths, total, received, *shapes),
         PRECISION=precision(q),
