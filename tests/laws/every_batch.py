@@ -108,7 +108,7 @@ def test_heads_on_a_gpu_are_those_on_a_cpu(name: str, model: str, dtype: torch.d
         found = analysis(name).batch(on_both(model, dtype)[1], **batch_settings(analysis(name)))
         assert bool((found["agreement"].nan_to_num().abs() <= 1).all())
         return
-    alike(name, model, dtype, 1e-2 if dtype == torch.float32 else 5e-2)
+    alike(name, model, dtype, max(1e-2, 1.5 * ROUNDED[dtype]))
 
 
 def alike(name: str, model: str, dtype: torch.dtype, rounding: float) -> None:
