@@ -13,6 +13,7 @@ from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.flow.cloud import clouds, placed
 from rheoscope.flow.projection import on_plane, plane
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.carried import Carried, dot
 from rheoscope.space.product import inner
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import There, kept, mean
@@ -53,7 +54,7 @@ def trajectory(
     points, raw = seen.points, trace.points if len(seen.tokens) == len(trace) else trace.points[:, seen.tokens]
     moved = displacements(raw, trace.view)
     values = of_points(trace, points, moved if space == "raw" else None, points.norm(dim=-1), draws, seed)
-    heads = torch.stack([of_heads(trace, layer, raw, moved, rows=seen.tokens) for layer in range(trace.view.layers)], 1)
+    heads = of_heads(trace, raw, moved, rows=seen.tokens)
     values |= of_plane(points, trace)
     coords = {
         "point": list(seen.steps),
@@ -74,8 +75,7 @@ def batch(
     """Paths of many texts at once, and what heads do: all but the map of the paths, which is one text's."""
     there, moved = traces.counted(keep_massive), displacements(traces.points, traces.view)
     values = paths(traces, space, draws, seed, keep_massive, moved if space == "raw" else None)
-    layers = range(traces.view.layers)
-    heads = torch.stack([of_heads(traces, layer, traces.points, moved, there) for layer in layers], 2)
+    heads = of_heads(traces, traces.points, moved, there)
     return values | {"head_speed": heads[0], "head_cosine": heads[1]}
 
 
@@ -194,23 +194,48 @@ def of_plane(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
 
 def of_heads(
     trace: Trace | Traces,
-    layer: int,
     points: Float[Tensor, "*b p n d"],
     moved: Float[Tensor, "*b n s d"] | None,
     there: There = None,
     rows: list[int] | None = None,
-) -> Float[Tensor, "2 *b h"]:
-    """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens."""
-    made, at = trace.carried(layer), trace.where[layer]
-    made = made if rows is None or len(rows) == made.moved.shape[-2] else made.at(rows)
-    whole = (
-        exact(points[..., trace.middle[layer], :, :]) - exact(points[..., at, :, :])
-        if moved is None
-        else moved[..., at, :]
-    )
-    length, far = made.squares().sqrt(), torch.linalg.vector_norm(whole, dim=-1, dtype=exact(points[:0]).dtype)
-    cosine = share(made.along(whole), length * far[..., None, :])
-    return torch.stack([mean(length, there), mean(cosine, there)])
+) -> Float[Tensor, "2 *b layer h"]:
+    """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens.
+
+    As many layers together as a device holds: a GPU waits for each thing that it is asked.
+    """
+    found, layers = [], range(trace.view.layers)
+    some = max(1, numbers_at_once(points.device) // trace.carried(0).moved.numel())
+    for part in (layers[low : low + some] for low in range(0, len(layers), some)):
+        made = [trace.carried(layer) for layer in part]
+        made = made if rows is None or len(rows) == made[0].moved.shape[-2] else [one.at(rows) for one in made]
+        found.append(of_layers(made, whole_steps(trace, points, moved, part), there))
+    return torch.cat(found, -2)
+
+
+def whole_steps(
+    trace: Trace | Traces,
+    points: Float[Tensor, "*b p n d"],
+    moved: Float[Tensor, "*b n s d"] | None,
+    layers: Sequence[int],
+) -> Float[Tensor, "layer *b n d"]:
+    """What the attention of each layer does to the tokens as a whole."""
+    if moved is not None:
+        return moved[..., [trace.where[layer] for layer in layers], :].movedim(-2, 0)
+    ends = [(trace.middle[layer], trace.where[layer]) for layer in layers]
+    return torch.stack([exact(points[..., end, :, :]) - exact(points[..., start, :, :]) for end, start in ends])
+
+
+def of_layers(made: list[Carried], whole: Float[Tensor, "layer *b n d"], there: There) -> Float[Tensor, "2 *b layer h"]:
+    """The same of some layers side by side."""
+    moved = torch.stack([one.moved for one in made]) if len(made) > 1 else made[0].moved[None]
+    write = torch.stack([one.write for one in made]).to(moved.dtype)
+    inner_of_rows = (write @ write.mT).unflatten(0, (-1, *(1,) * (moved.ndim - 4)))
+    length = dot(moved @ inner_of_rows, moved).clamp(min=0).sqrt()
+    seen = (whole.to(moved.dtype).flatten(1, -2) @ write.flatten(1, 2).mT).unflatten(-1, write.shape[1:3])
+    seen = seen.unflatten(1, whole.shape[1:-1]).transpose(-3, -2)
+    far = torch.linalg.vector_norm(whole, dim=-1, dtype=length.dtype)[..., None, :]
+    cosine = share(dot(moved, seen), length * far)
+    return torch.stack([mean(x.movedim(0, -3), there) for x in (length, cosine)])
 
 
 def angles(moved: Float[Tensor, "*b s n d"]) -> Float[Tensor, "*b t n"]:

@@ -44,14 +44,14 @@ class Carried:
 
     def squares(self) -> Float[Tensor, "*b h n"]:
         """‖Δ_h(x_i)‖² = moved (W Wᵀ) movedᵀ."""
-        return _dot(self.moved @ (self.write @ self.write.mT).to(self.moved.dtype), self.moved).clamp(min=0)
+        return dot(self.moved @ (self.write @ self.write.mT).to(self.moved.dtype), self.moved).clamp(min=0)
 
     def along(self, y: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b h n"]:
         """⟨Δ_h(x_i), y_i⟩, y rounded to the dtype of `moved`."""
         y, write = y.to(self.moved.dtype), self.write.flatten(0, 1).to(self.moved.dtype)
-        return _dot(self.moved, (y @ write.mT).unflatten(-1, self.write.shape[:2]).transpose(-3, -2))
+        return dot(self.moved, (y @ write.mT).unflatten(-1, self.write.shape[:2]).transpose(-3, -2))
 
 
-def _dot(a: Float[Tensor, "*b e"], b: Float[Tensor, "*b e"]) -> Float[Tensor, "*b"]:
+def dot(a: Float[Tensor, "*b e"], b: Float[Tensor, "*b e"]) -> Float[Tensor, "*b"]:
     """⟨a, b⟩, in float32 or better."""
     return torch.linalg.vecdot(a, b) if a.dtype.itemsize >= 4 else (a * b).sum(-1, dtype=torch.float32)
