@@ -41,8 +41,14 @@ def test_long_texts_take_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_choice_prints_itself_and_what_it_passed_over() -> None:
     lines = str(taken("sigmoid")).splitlines()
     assert lines[0].startswith("reference: the definition itself")
-    assert [line.split(":")[0] for line in lines[1:]] == ["  not prefix", "  not shaped", "  not sdpa", "  not blocks"]
-    assert "Sigmoid, not softmax" in lines[3]
+    assert [line.split(":")[0] for line in lines[1:]] == [
+        "  not kernels",
+        "  not prefix",
+        "  not shaped",
+        "  not sdpa",
+        "  not blocks",
+    ]
+    assert "Sigmoid, not softmax" in lines[4]
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -61,7 +67,7 @@ def test_the_one_named_is_taken_or_refused() -> None:
         assert choose(made("scaled_dot"), q, k, v, only=lowering).name == lowering
     with pytest.raises(RheoscopeError, match="Entmax, not softmax"):
         choose(made("entmax15"), q, k, v, only="sdpa")
-    with pytest.raises(RheoscopeError, match="unknown lowering 'flash'; type one of prefix"):
+    with pytest.raises(RheoscopeError, match="unknown lowering 'flash'; type one of kernels"):
         choose(made("entmax15"), q, k, v, only="flash")
 
 

@@ -40,6 +40,13 @@ class Fused(NamedTuple):
         return self.sink is None and not self.dropped
 
 
+class Tiled(NamedTuple):
+    """A normaliser as our own kernels for a GPU know it: the name of a kernel, and the number that it takes."""
+
+    kernel: str
+    number: float = 0.0
+
+
 class Normaliser(Part, ABC):
     """weights = nu(scores), row by row; a score of -inf marks a forbidden key and gets weight exactly 0.
 
@@ -65,6 +72,11 @@ class Normaliser(Part, ABC):
     @property
     def fused(self) -> Fused | None:
         """How a fused softmax kernel computes it; None where none does."""
+        return None
+
+    @property
+    def tiled(self) -> Tiled | None:
+        """Which of our own kernels for a GPU computes it; None where none does."""
         return None
 
     @property
@@ -102,10 +114,14 @@ def permitted(s: Scores) -> Float[Tensor, "b h m n"]:
 
 def softmax_pull(a: Weights, d: Weights) -> Scores:
     """R = a (d - sum_j a_j d_j): the derivative of softmax; rows of R sum to (1 - sum a) times that mean."""
+    if a.is_cuda and not (torch.is_grad_enabled() and (a.requires_grad or d.requires_grad)):
+        return torch._softmax_backward_data(d, a, -1, a.dtype)  # the same, in one pass
     return a * (d - (a * d).sum(-1, keepdim=True))
 
 
 def softmax(s: Scores) -> Weights:
     """Softmax along the last axis; a row of -inf gives zeros, and zero gradients, instead of NaN."""
+    if s.is_cuda and s.shape[-1] and not (torch.is_grad_enabled() and s.requires_grad):  # in fewer passes
+        return torch.where(s.amax(-1, keepdim=True) == -torch.inf, 0, s.softmax(-1))
     empty = (s == -torch.inf).all(-1, keepdim=True)
     return torch.where(empty, 0, torch.where(empty, 0, s).softmax(-1))
