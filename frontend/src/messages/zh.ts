@@ -1140,6 +1140,8 @@ export const zhSaid: Record<string, string> = {
   "the rank of {0} lies in 1 to {1} in this model, got {2}; type {3}='rank {4}'": "在此模型中 {0} 的秩为 1 到 {1}，得到 {2}；请输入 {3}='rank {4}'",
   "the score of this head ({0}) is no bilinear form of its tokens, so it has no M; type trace.scores(layer, head) for its scores": "此头的分数（{0}）不是词元的双线性型，因此没有 M；请用 trace.scores(layer, head) 取其分数",
   "the scores of this model are no scaled dot products, so they have no such parts; type trace.scores(layer, head) for the scores themselves": "此模型的分数不是缩放点积，因此没有这些部分；请用 trace.scores(layer, head) 取分数本身",
+  "the shortest text has {0} tokens, got token={1}; type token=-1": "最短的文本有 {0} 个词元，得到 token={1}；请输入 token=-1",
+  "the stream of this model is no sum, so its texts are asked one at a time; type rs.reversed_attention(model, traces[0])": "此模型的流不是求和，因此须逐个文本询问；请输入 rs.reversed_attention(model, traces[0])",
   "the strongest pairs are 1 or more, got top={0}; type top=10": "最强的对不少于 1，得到 top={0}；请输入 top=10",
   "the target is a token id from 0 to {0}, got {1}": "目标是 0 到 {0} 的词元 id，得到 {1}",
   "the target must be one token, {0} is {1} ({2}); type another word, or the id of a token (#262 in a shell)": "目标须为一个词元，{0} 是 {1}（{2}）；请换一个词，或输入词元的 id（在终端中为 #262）",
