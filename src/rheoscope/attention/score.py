@@ -16,39 +16,19 @@ dot-product kernel, exactly. The rest of `Score` is what models and analyses ask
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.distances import distances, pull_difference
 from rheoscope.attention.feature import Feature, Identity, added, under
+from rheoscope.attention.fold import DotForm, Fold
 from rheoscope.attention.part import Part
 from rheoscope.shapes import Keys, Queries, RheoscopeError, Scores
 
 Pulled = tuple[Tensor, Tensor, dict[str, Tensor]]
-
-
-class DotForm(NamedTuple):
-    """f(q_i, k_j) = scale q_i . k_j + query_bias_i + key_bias_j, exactly (a bias of None stands for 0).
-
-    The query bias is constant along a row, which softmax does not see: it is computed only when asked for.
-    """
-
-    q: Tensor
-    k: Tensor
-    scale: float
-    query_bias: Callable[[], Float[Tensor, "b h m"]] | None = None
-    key_bias: Float[Tensor, "b h n"] | None = None
-
-    def scores(self) -> Scores:
-        s = self.q @ self.k.mT * self.scale
-        if self.query_bias is not None:
-            s = s + self.query_bias()[..., :, None]
-        return s if self.key_bias is None else s + self.key_bias[..., None, :]
 
 
 class Flops(NamedTuple):
@@ -72,8 +52,13 @@ class Score(Part, ABC):
         """The part of `pull` that goes to the queries."""
         return self.pull(q, k, r)[0]
 
-    def dot(self, q: Tensor, k: Tensor) -> DotForm | None:
+    def fold(self, width: int) -> Fold | None:
+        """The score of tokens of this width as a dot product of mapped ones; None where it is none."""
         return None
+
+    def dot(self, q: Tensor, k: Tensor) -> DotForm | None:
+        fold = self.fold(k.shape[-1])
+        return None if fold is None else fold.form(q, k)
 
     def fit(self, q: Tensor, k: Tensor) -> None:
         """Refuse queries and keys that it cannot compare; most scores compare them number by number."""
@@ -131,8 +116,8 @@ class Score(Part, ABC):
         raise self.untold("flops", "what it costs")
 
 
-def _scale(scale: float | None, k: Tensor) -> float:
-    return k.shape[-1] ** -0.5 if scale is None else scale
+def _scale(scale: float | None, width: int) -> float:
+    return width**-0.5 if scale is None else scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,19 +131,19 @@ class Gram(Score):
     scale: float | None = None
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return self.phi(q) @ self.phi(k).mT * _scale(self.scale, k)
+        return self.phi(q) @ self.phi(k).mT * _scale(self.scale, k.shape[-1])
 
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        c = _scale(self.scale, k)
+        c = _scale(self.scale, k.shape[-1])
         dq, from_q = self.phi.pull(q, c * (r @ self.phi(k)))
         dk, from_k = self.phi.pull(k, c * (r.mT @ self.phi(q)))
         return dq, dk, under("phi", added(from_q, from_k))
 
-    def dot(self, q: Queries, k: Keys) -> DotForm:
-        return DotForm(self.phi(q), self.phi(k), _scale(self.scale, k))
+    def fold(self, width: int) -> Fold:
+        return Fold(self.phi, self.phi, _scale(self.scale, width))
 
     def pull_queries(self, q: Queries, k: Keys, r: Scores) -> Queries:
-        return self.phi.pull(q, _scale(self.scale, k) * (r @ self.phi(k)))[0]
+        return self.phi.pull(q, _scale(self.scale, k.shape[-1]) * (r @ self.phi(k)))[0]
 
     @property
     def plain(self) -> bool:
@@ -194,10 +179,10 @@ class Relation(Score):
     scale: float | None = None
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return self.phi(q) @ self.psi(k).mT * _scale(self.scale, k)
+        return self.phi(q) @ self.psi(k).mT * _scale(self.scale, k.shape[-1])
 
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        c = _scale(self.scale, k)
+        c = _scale(self.scale, k.shape[-1])
         dq, from_q = self.phi.pull(q, c * (r @ self.psi(k)))
         dk, from_k = self.psi.pull(k, c * (r.mT @ self.phi(q)))
         return dq, dk, under("phi", from_q) | under("psi", from_k)
@@ -206,8 +191,8 @@ class Relation(Score):
         if self.phi.identity and self.psi.identity:
             super().fit(q, k)
 
-    def dot(self, q: Queries, k: Keys) -> DotForm:
-        return DotForm(self.phi(q), self.psi(k), _scale(self.scale, k))
+    def fold(self, width: int) -> Fold:
+        return Fold(self.phi, self.psi, _scale(self.scale, width))
 
     @property
     def linear_in_keys(self) -> bool:
@@ -251,9 +236,8 @@ class Distance(Score):
         dk, from_k = self.phi.pull(k, db)
         return dq, dk, under("phi", added(from_q, from_k))
 
-    def dot(self, q: Queries, k: Keys) -> DotForm:
-        a, b, c = self.phi(q), self.phi(k), self.scale
-        return DotForm(a, b, 2 * c, lambda: -c * torch.linalg.vecdot(a, a), -c * torch.linalg.vecdot(b, b))
+    def fold(self, width: int) -> Fold:
+        return Fold(self.phi, self.phi, 2 * self.scale, self.scale)
 
     @property
     def bilinear(self) -> tuple[Feature, Feature]:
@@ -312,7 +296,7 @@ class Polynomial(Score):
     linear_in_keys = False
 
     def _root(self, q: Queries, k: Keys) -> Scores:
-        return q @ k.mT * _scale(self.scale, k) + self.offset
+        return q @ k.mT * _scale(self.scale, k.shape[-1]) + self.offset
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
         root = self._root(q, k)
@@ -322,7 +306,7 @@ class Polynomial(Score):
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
         root = self._root(q, k)
         zero = root == 0
-        slope = torch.where(zero, 0, self.degree * _scale(self.scale, k) * r / torch.where(zero, 1, root))
+        slope = torch.where(zero, 0, self.degree * _scale(self.scale, k.shape[-1]) * r / torch.where(zero, 1, root))
         return slope @ k, slope.mT @ q, {}
 
     def of_heads(self, some: list[int]) -> "Polynomial":

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rheoscope.attention.definition import Definition
-from rheoscope.attention.lower import blocks, plain, prefix, sdpa, shaped
+from rheoscope.attention.lower import blocks, cudnn, plain, prefix, sdpa, shaped
 from rheoscope.attention.lower.offer import Lowerings, Offer, Run, first
 from rheoscope.shapes import RheoscopeError
 
 LOWERINGS: Lowerings = {
     "prefix": prefix.offer,
     "shaped": shaped.offer,
+    "cudnn": cudnn.offer,
     "sdpa": sdpa.offer,
     "blocks": blocks.offer,
     "reference": plain.offer,

@@ -1,0 +1,146 @@
+"""Softmax attention of any score that is a dot product in disguise, on cuDNN's fused kernel in half precision.
+
+What is folded is what `sdpa` folds; here it is done in float32, rounded once to the precision of the inputs, and the kernel
+sums in float32:
+
+    bilinear, cosine, relation   mapped rows: nothing is added
+    metric, Mahalanobis, ALiBi   the key bias as three columns of keys, against three of queries that are constant
+    sink                         after the kernel, by its log-sum-exp: o sigmoid(lse - sink)
+
+The gradient of a sink needs no pass of its own: the kernel's backward takes weights to be exp(score - lse) and its outputs
+as they are, so given the sum with the sink in it, and the outputs with the sink in them, it is that of the whole.
+No mask is given to the kernel: with one, its backward gives NaN for some lengths (cuDNN 9.19, N mod 128 = 64).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rheoscope.attention.definition import Definition, for_every_head, positions
+from rheoscope.attention.fold import Fold
+from rheoscope.attention.lower import sdpa
+from rheoscope.attention.lower.offer import Offer
+from rheoscope.attention.lower.rows import Made, rows
+
+HALF = (torch.bfloat16, torch.float16)
+WIDEST = 128
+"""Columns of queries, keys and values beyond which other kernels are as fast."""
+FEWEST = 64
+"""Queries and keys below which a tile of the kernel is mostly empty."""
+
+
+def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
+    return refuse_inputs(q, k) or refuse(mechanism, q, k, v) or Offer(explain(mechanism, q, k), run)
+
+
+def refuse_inputs(q: Tensor, k: Tensor) -> str:
+    if q.device.type != "cuda" or q.dtype not in HALF:
+        return f"cuDNN's kernel takes half precision on a GPU, these are {str(q.dtype).removeprefix('torch.')} on {q.device.type}"
+    if torch.cuda.get_device_capability(q.device) < (9, 0) or not torch.backends.cuda.cudnn_sdp_enabled():
+        return "cuDNN's kernel is not there or slower on this GPU (Hopper or later is wanted)"
+    if min(q.shape[-2], k.shape[-2]) < FEWEST:
+        return f"{q.shape[-2]} queries and {k.shape[-2]} keys are too few for cuDNN's tiles"
+    return ""
+
+
+def refuse(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> str:
+    """Why the mechanism does not fold, wherever the tensors are."""
+    if not sdpa.flag(mechanism, q, k):
+        return "cuDNN's kernel is given no mask but the causal one: with a table its backward is not to be trusted"
+    refusal = sdpa.refuse(mechanism, q, k)
+    fold = mechanism.score.fold(k.shape[-1])
+    if refusal or fold is None or fold.scale <= 0:
+        return refusal or "the score is no product of mapped tokens with a positive scale"
+    key, value = made(fold, biased(mechanism, k), keys=True), mechanism.value.width(v.shape[-1])
+    if max(key.width(fold.psi.width(k.shape[-1])), value) > WIDEST:
+        return f"queries, keys or values are wider than {WIDEST}"
+    return ""
+
+
+def explain(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    fold, fused = mechanism.score.fold(k.shape[-1]), mechanism.normaliser.fused
+    assert fold is not None, "refuse() has seen a fold"
+    per_key = made(fold, biased(mechanism, k), keys=True).columns
+    mapped = "" if fold.phi.identity and fold.psi.identity else " of mapped tokens"
+    kind = str(q.dtype).removeprefix("torch.")
+    why = f"the score {type(mechanism.score).__name__} is a dot product{mapped}, so cuDNN's fused kernel computes it in {kind}"
+    why += ", the bias per key in three columns" * per_key
+    return why + ", the sink from its log-sum-exp" * (fused is not None and fused.sink is not None)
+
+
+def made(fold: Fold, biased: bool, keys: bool) -> Made:
+    return Made((fold.psi if keys else fold.phi).unit, biased or bool(fold.square), keys, fold.square, fold.scale)
+
+
+def biased(mechanism: Definition, k: Tensor) -> bool:
+    """Whether the position has a number for each key, as the last one shows."""
+    return mechanism.position.key_bias(positions(1, k.shape[-2], k.device)[0]) is not None
+
+
+def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Fold, round, call the kernel."""
+    fold, fused = mechanism.score.fold(k.shape[-1]), mechanism.normaliser.fused
+    assert fold is not None and fused is not None, "offer() has seen both"
+    i, j = positions(q.shape[-2], k.shape[-2], q.device)
+    k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
+    bias = mechanism.position.key_bias(j)
+    of_queries, of_keys = (made(fold, bias is not None, keys) for keys in (False, True))
+    queries = rows(_mapped(mechanism, fold.phi, q, i), None, of_queries, q.dtype)
+    keys = rows(_mapped(mechanism, fold.psi, k, j), None if bias is None else bias.float(), of_keys, k.dtype)
+    values = mechanism.value.rounded(v)
+    width, values = values.shape[-1], pad(values, (0, -values.shape[-1] % 8))
+    causal = sdpa.flag(mechanism, q, k) == "causal"
+    if fused.sink is None:
+        return kernel(queries, keys, values, causal, fold.scale, fused.dropped)[0][..., :width]
+    sink = torch.as_tensor(fused.sink, dtype=torch.float32, device=q.device)
+    return _Sunk.apply(queries, keys, values, sink, causal, fold.scale)[..., :width]
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropped: float = 0.0) -> Any:
+    """Outputs, log-sum-exp (b, h, m, 1), and what the backward pass asks for."""
+    graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(
+        *(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)), None, graded, dropped, causal, scale=scale
+    )
+
+
+def _mapped(mechanism: Definition, phi: Any, x: Tensor, at: Tensor) -> Tensor:
+    """Placed and mapped; what `rows` does by itself (taking lengths away, rounding) is left to it."""
+    if not mechanism.position.moves:
+        return x if phi.unit else phi.rounded(x)
+    placed = mechanism.position.place(x.float(), at)
+    return placed if phi.unit else phi(placed)
+
+
+class _Sunk(torch.autograd.Function):
+    """Attention with one further key of score `sink` and value 0."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor, causal: bool, scale: float) -> Tensor:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        out, lse, *rest = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, 0.0, causal, scale=scale
+        )
+        height = sink.reshape(-1, 1, 1)
+        total = torch.logaddexp(lse, height)
+        out.mul_((lse - total).exp_())
+        ctx.rest, ctx.causal, ctx.scale = rest[:6], causal, scale
+        ctx.save_for_backward(q, k, v, out, total, sink)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, total, sink = ctx.saved_tensors
+        cum_q, cum_k, max_q, max_k, seed, offset = ctx.rest
+        g = g if g.stride(-1) == 1 else g.contiguous()
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            g, q, k, v, out, total, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, ctx.causal, scale=ctx.scale
+        )
+        if not ctx.needs_input_grad[3]:
+            return *found, None, None, None
+        mean = (g.float() * out).sum(-1, keepdim=True)
+        to_sink = -((sink.reshape(-1, 1, 1) - total).exp() * mean).sum((0, 2, 3))
+        return *found, to_sink.sum_to_size(sink.shape), None, None

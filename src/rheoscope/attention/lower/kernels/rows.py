@@ -1,0 +1,117 @@
+"""`lower/rows.py` as two kernels that read every row once: forward, and back from the gradient of the rows made."""
+
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rheoscope.attention.lower.rows import GAIN, PARTS, Made
+
+ROWS = 32
+"""Rows that one program holds."""
+
+
+@triton.jit
+@no_type_check
+def laid(x, at, n, N, stride, d, WIDTH: tl.constexpr):
+    """Rows n of head `at` in float32, 0 beyond row N and column d."""
+    column = tl.arange(0, WIDTH)
+    there = (n < N)[:, None] & (column < d)[None, :]
+    return tl.load(x + at + n[:, None].to(tl.int64) * stride + column[None, :], mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def lengths(x):
+    """|x| of every row, infinity where it is 0."""
+    length = tl.sqrt(tl.sum(x * x, 1))
+    return tl.where(length > 0, length, float("inf"))
+
+
+@triton.jit
+@no_type_check
+def make(
+    X, Y, BIAS, H, N, d, width, xb, xh, xn, square, per,
+    UNIT: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr, BIASED: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, GAIN: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)[None, :]
+    x = laid(X, (head // H).to(tl.int64) * xb + (head % H).to(tl.int64) * xh, n, N, xn, d, WIDTH)
+    if UNIT:
+        x = x / lengths(x)[:, None]
+    y = x.to(Y.dtype.element_ty)
+    if COLUMNS:
+        if KEYS:
+            z = -square * tl.sum(y.to(tl.float32) * y.to(tl.float32), 1)
+            if BIASED:
+                z += tl.load(BIAS + (head % H) * N + n, mask=n < N, other=0.0)
+            z *= per
+            for part in tl.static_range(PARTS):
+                rounded = z.to(Y.dtype.element_ty)
+                y = tl.where(column == d + part, rounded[:, None], y)
+                z -= rounded.to(tl.float32)
+        else:
+            y = tl.where((column >= d) & (column < d + PARTS), GAIN, y.to(tl.float32)).to(Y.dtype.element_ty)
+    to = Y + (head.to(tl.int64) * N + n[:, None]) * width + column
+    tl.store(to, y, mask=(n < N)[:, None] & (column < width))
+
+
+@triton.jit
+@no_type_check
+def unmake(
+    X, DY, DX, DZ, H, N, d, xb, xh, xn, yb, yh, yn, square, per,
+    UNIT: tl.constexpr, COLUMNS: tl.constexpr, BIASED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS: those of keys, of which the first carries the gradient of what all of them stand for."""
+    head = tl.program_id(0)
+    n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)[None, :]
+    x = laid(X, (head // H).to(tl.int64) * xb + (head % H).to(tl.int64) * xh, n, N, xn, d, WIDTH)
+    at = (head // H).to(tl.int64) * yb + (head % H).to(tl.int64) * yh
+    g = laid(DY, at, n, N, yn, d, WIDTH)
+    y = x
+    if UNIT:
+        length = lengths(x)
+        y = x / length[:, None]
+    if COLUMNS:
+        dz = tl.load(DY + at + n.to(tl.int64) * yn + d, mask=n < N, other=0.0).to(tl.float32) * per
+        g -= (2 * square * dz)[:, None] * y
+        if BIASED:
+            tl.store(DZ + head.to(tl.int64) * N + n, dz, mask=n < N)
+    if UNIT:
+        g = (g - y * tl.sum(y * g, 1)[:, None]) / length[:, None]
+    to = DX + (head.to(tl.int64) * N + n[:, None]) * d + column
+    tl.store(to, g.to(DX.dtype.element_ty), mask=(n < N)[:, None] & (column < d))
+
+
+def forward(x: Tensor, bias: Tensor | None, made: Made, dtype: torch.dtype) -> Tensor:
+    b, h, n, d = x.shape
+    width = made.width(d)
+    y = torch.empty(b, h, n, width, dtype=dtype, device=x.device)
+    make[_grid(x)](
+        x, y, x if bias is None else bias, h, n, d, width, *x.stride()[:3], made.square, 1 / (GAIN * made.scale),
+        UNIT=made.unit, COLUMNS=made.columns, KEYS=made.keys, BIASED=bias is not None,
+        WIDTH=triton.next_power_of_2(width), ROWS=ROWS, GAIN=GAIN, PARTS=PARTS, num_warps=4,
+    )  # fmt: skip
+    return y
+
+
+def backward(x: Tensor, dy: Tensor, made: Made, biased: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient of the rows, and that of the bias, a number a row, where it is wanted."""
+    b, h, n, d = x.shape
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dz = torch.empty(b, h, n, device=x.device) if biased else None
+    unmake[_grid(x)](
+        x, dy, dx, dx if dz is None else dz, h, n, d, *x.stride()[:3], *dy.stride()[:3], made.square,
+        1 / (GAIN * made.scale), UNIT=made.unit, COLUMNS=made.columns and made.keys, BIASED=biased,
+        WIDTH=triton.next_power_of_2(d), ROWS=ROWS, num_warps=4,
+    )  # fmt: skip
+    return dx, dz
+
+
+def _grid(x: Tensor) -> Any:
+    return x.shape[0] * x.shape[1], triton.cdiv(x.shape[2], ROWS)

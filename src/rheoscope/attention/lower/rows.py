@@ -1,0 +1,98 @@
+"""Tokens made ready for a half-precision kernel: mapped in float32, rounded once, a bias per key split over three columns.
+
+    queries   [ y_i | GAIN  GAIN   GAIN | 0 … ]     y = x, or x/|x| where the map is that
+    keys      [ y_j | z_high z_mid z_low | 0 … ]     z = (bias_j - square |y_j|^2) / (GAIN scale)
+
+so that scale (query row . key row) = scale y_i . y_j + bias_j - square |y_j|^2, the bias as exact as float32 although every
+column is rounded to half precision (one column would lose all but 8 of its bits in bfloat16). Columns are filled up to a
+multiple of 16, the step of the matrix units. On a GPU one small kernel writes each side; `by_torch` says what it computes.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+GAIN = 16.0
+"""What queries multiply the bias by: in float16 a bias of a million still has a column."""
+PARTS, STEP = 3, 16
+
+
+class Made(NamedTuple):
+    """How rows are made: lengths taken away or not, columns for a bias or none, and on the side of keys what fills them."""
+
+    unit: bool = False
+    columns: bool = False
+    keys: bool = False
+    square: float = 0.0
+    scale: float = 1.0
+
+    def width(self, d: int) -> int:
+        return d + PARTS + -(d + PARTS) % STEP if self.columns else d + -d % 8
+
+    def leaves(self, x: Tensor, dtype: torch.dtype) -> bool:
+        """Whether rows are ready as they are."""
+        return not self.unit and x.dtype == dtype and self.width(x.shape[-1]) == x.shape[-1]
+
+
+def rows(x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, made: Made, dtype: torch.dtype) -> Tensor:
+    """The rows of one side in `dtype`, (b, h, n, width)."""
+    if made.leaves(x, dtype):
+        return x
+    if x.device.type != "cuda" or torch.compiler.is_compiling():  # a compiler fuses what torch says
+        return by_torch(x, bias, made, dtype)
+    return _Rows.apply(x, bias, made, dtype)
+
+
+def by_torch(x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, made: Made, dtype: torch.dtype) -> Tensor:
+    """The same in plain torch, what the kernel is compared with."""
+    y = x.float()
+    if made.unit:
+        length = y.norm(dim=-1, keepdim=True)
+        y = y / length.masked_fill(length == 0, torch.inf)
+    y = y.to(dtype)
+    width = made.width(x.shape[-1])
+    if not made.columns:
+        return pad(y, (0, width - y.shape[-1]))
+    if made.keys:
+        z = -made.square * y.float().square().sum(-1)
+        more = split((z if bias is None else z + bias) / (GAIN * made.scale), dtype)
+    else:
+        more = y.new_full((PARTS,), GAIN).expand(*y.shape[:-1], PARTS)
+    return pad(torch.cat([y, more], -1), (0, width - y.shape[-1] - PARTS))
+
+
+def split(z: Float[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n parts"]:
+    """z as a sum of three numbers of half precision: each takes what the ones before it leave.
+
+    >>> float(split(torch.tensor(1 / 3), torch.bfloat16).double().sum() - torch.tensor(1 / 3).double())
+    0.0
+    """
+    parts = []
+    for _ in range(PARTS):
+        parts.append(z.to(dtype))
+        z = z - parts[-1].to(z.dtype)
+    return torch.stack(parts, -1)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, made: Made, dtype: torch.dtype) -> Tensor:
+        from rheoscope.attention.lower.kernels.rows import forward
+
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        bias = None if bias is None else bias.float().contiguous()
+        ctx.made = made
+        ctx.save_for_backward(x)
+        return forward(x, bias, made, dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        from rheoscope.attention.lower.kernels.rows import backward
+
+        (x,) = ctx.saved_tensors
+        dx, dz = backward(x, dy if dy.stride(-1) == 1 else dy.contiguous(), ctx.made, ctx.needs_input_grad[1])
+        return dx, None if dz is None else dz.sum(0), None, None
