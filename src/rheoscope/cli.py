@@ -60,6 +60,24 @@ def attention(
         mechanisms.show(out, json, tokens, explain)
 
 
+@app.command("bench")
+def bench_command(
+    what: Annotated[str, typer.Argument(help="What is measured: attention.")] = "attention",
+    tokens: Annotated[
+        list[int] | None, typer.Option(min=1, max=1_000_000, help="A length; again for more (default: 1024 on a CPU).")
+    ] = None,
+    json: Json = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is a GPU).")] = None,
+) -> None:
+    """How fast every attention mechanism runs on this machine beside torch's fused dot products: speed, error, memory, kernel.
+
+    Examples:  rheoscope bench attention    ·    rheoscope bench attention --tokens 2048 --tokens 8192 --json speed.json
+    """
+    from rheoscope.report import bench
+
+    bench.show(what, tokens, json, device)
+
+
 Draws = Annotated[int, typer.Option(min=2, max=10_000, help="Random heads that each head is compared with.")]
 
 

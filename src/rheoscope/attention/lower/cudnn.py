@@ -82,7 +82,8 @@ def biased(mechanism: Definition, k: Tensor) -> bool:
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Fold, round, call the kernel."""
     fold, fused = mechanism.score.fold(k.shape[-1]), mechanism.normaliser.fused
-    assert fold is not None and fused is not None, "offer() has seen both"
+    assert fold is not None, "offer() has seen a fold"
+    assert fused is not None, "offer() has seen a softmax"
     i, j = positions(q.shape[-2], k.shape[-2], q.device)
     k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
     bias = mechanism.position.key_bias(j)

@@ -32,7 +32,7 @@ def terms(X, head, chunk, N, D, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK:
 @no_type_check
 def add_up(X, SUMS, N, D, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
     head, chunk = tl.program_id(0), tl.program_id(1)
-    x, each, at, there = terms(X, head, chunk, N, D, AHEAD, WIDTH, CHUNK)
+    each = terms(X, head, chunk, N, D, AHEAD, WIDTH, CHUNK)[1]
     column = tl.arange(0, WIDTH)
     to = SUMS + (head.to(tl.int64) * tl.num_programs(1) + chunk) * D + column
     tl.store(to, tl.sum(each, 0), mask=column < D)
@@ -47,9 +47,7 @@ def go_on(
     head, chunk = tl.program_id(0), tl.program_id(1)
     x, each, at, there = terms(X, head, chunk, N, D, AHEAD, WIDTH, CHUNK)
     column = tl.arange(0, WIDTH)
-    before = tl.load(
-        BEFORE + (head.to(tl.int64) * tl.num_programs(1) + chunk) * D + column, mask=column < D, other=0.0
-    )
+    before = tl.load(BEFORE + (head.to(tl.int64) * tl.num_programs(1) + chunk) * D + column, mask=column < D, other=0.0)
     if AHEAD:
         mean = before[None, :] + tl.cumsum(each, 0, reverse=True)
     else:
