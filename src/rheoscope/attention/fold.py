@@ -1,7 +1,8 @@
 """A score as a dot product: what was done to tokens before it, and what is added for each query and for each key.
 
 `Fold` is the plan (two maps and two numbers), `DotForm` the same with tokens put in. Nearly every score of the
-literature has one, and that is what lets a metric run on a fused dot-product kernel, exactly.
+literature has one, and that is what lets a metric run on a fused dot-product kernel, exactly. `Pointwise` is a function of
+one, for kernels that apply it to every score as they compute it.
 """
 
 from collections.abc import Callable
@@ -54,3 +55,10 @@ class Fold(NamedTuple):
         if not c:
             return DotForm(a, b, self.scale)
         return DotForm(a, b, self.scale, lambda: -c * torch.linalg.vecdot(a, a), -c * torch.linalg.vecdot(b, b))
+
+
+class Pointwise(NamedTuple):
+    """f(q, k) = of(fold(q, k)), entry by entry; `of` is None where the score is the fold itself."""
+
+    fold: Fold
+    of: Callable[[Tensor], Tensor] | None = None

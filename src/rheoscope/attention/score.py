@@ -22,9 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rheoscope.attention import fast
 from rheoscope.attention.distances import distances, pull_difference
 from rheoscope.attention.feature import Feature, Identity, added, under
-from rheoscope.attention.fold import DotForm, Fold
+from rheoscope.attention.fold import DotForm, Fold, Pointwise
 from rheoscope.attention.part import Part
 from rheoscope.shapes import Keys, Queries, RheoscopeError, Scores
 
@@ -55,6 +56,11 @@ class Score(Part, ABC):
     def fold(self, width: int) -> Fold | None:
         """The score of tokens of this width as a dot product of mapped ones; None where it is none."""
         return None
+
+    def pointwise(self, width: int) -> Pointwise | None:
+        """The score as a function of a dot product of mapped tokens; None where it is none."""
+        fold = self.fold(width)
+        return None if fold is None else Pointwise(fold)
 
     def dot(self, q: Tensor, k: Tensor) -> DotForm | None:
         fold = self.fold(k.shape[-1])
@@ -254,6 +260,10 @@ class Distance(Score):
         return Flops(2 * self.phi.width(d), self.phi.flops, self.phi.flops)
 
 
+SQUARED = Fold(Identity(), Identity(), 2.0, 1.0)
+"""-|q - k|^2."""
+
+
 @dataclass(frozen=True, eq=False)
 class Laplace(Score):
     """f(q, k) = -scale |q - k|, the logarithm of the (rotation-invariant) Laplace kernel exp(-scale |q - k|)."""
@@ -270,6 +280,10 @@ class Laplace(Score):
         gap = distances(q, k)
         slope = torch.where(gap > 0, -self.scale * r / gap.clamp(min=torch.finfo(gap.dtype).tiny), 0)
         return *pull_difference(q, k, slope), {}
+
+    def pointwise(self, width: int) -> Pointwise:
+        scale = self.scale
+        return Pointwise(SQUARED, lambda s: -scale * fast.root(-s))
 
     def of_heads(self, some: list[int]) -> "Laplace":
         return self
@@ -308,6 +322,11 @@ class Polynomial(Score):
         zero = root == 0
         slope = torch.where(zero, 0, self.degree * _scale(self.scale, k.shape[-1]) * r / torch.where(zero, 1, root))
         return slope @ k, slope.mT @ q, {}
+
+    def pointwise(self, width: int) -> Pointwise:
+        fold = Fold(SQUARED.phi, SQUARED.psi, _scale(self.scale, width))
+        degree, offset = self.degree, self.offset
+        return Pointwise(fold, lambda s: degree * fast.log(torch.abs(s + offset)))
 
     def of_heads(self, some: list[int]) -> "Polynomial":
         return self
@@ -349,6 +368,13 @@ class SoftCap(Score):
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
         dq, dk, tensors = self.score.pull(q, k, r * (1 - (self(q, k) / self.cap).square()))
         return dq, dk, under("score", tensors)
+
+    def pointwise(self, width: int) -> Pointwise | None:
+        inner = self.score.pointwise(width)
+        if inner is None:
+            return None
+        of, cap = inner.of, self.cap
+        return Pointwise(inner.fold, lambda s: cap * fast.tanh((s if of is None else of(s)) / cap))
 
     @property
     def uncapped(self) -> Score:

@@ -15,14 +15,17 @@ No mask is given to the kernel: with one, its backward gives NaN for some length
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rheoscope.attention.definition import Definition, for_every_head, positions
+from rheoscope.attention.feature import Feature
 from rheoscope.attention.fold import Fold
 from rheoscope.attention.lower import sdpa
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.lower.rows import Made, rows
+from rheoscope.attention.position import Position
 
 HALF = (torch.bfloat16, torch.float16)
 WIDEST = 128
@@ -53,6 +56,8 @@ def refuse(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> str:
     fold = mechanism.score.fold(k.shape[-1])
     if refusal or fold is None or fold.scale <= 0:
         return refusal or "the score is no product of mapped tokens with a positive scale"
+    if fold.square and not (fold.phi.linear and fold.psi.linear):
+        return "tokens that are mapped and rounded would move large distances by more than the kernel's own error"
     key, value = made(fold, biased(mechanism, k), keys=True), mechanism.value.width(v.shape[-1])
     if max(key.width(fold.psi.width(k.shape[-1])), value) > WIDEST:
         return f"queries, keys or values are wider than {WIDEST}"
@@ -62,7 +67,7 @@ def refuse(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> str:
 def explain(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     fold, fused = mechanism.score.fold(k.shape[-1]), mechanism.normaliser.fused
     assert fold is not None, "refuse() has seen a fold"
-    per_key = made(fold, biased(mechanism, k), keys=True).columns
+    per_key = bool(made(fold, biased(mechanism, k), keys=True).columns)
     mapped = "" if fold.phi.identity and fold.psi.identity else " of mapped tokens"
     kind = str(q.dtype).removeprefix("torch.")
     why = f"the score {type(mechanism.score).__name__} is a dot product{mapped}, so cuDNN's fused kernel computes it in {kind}"
@@ -71,7 +76,7 @@ def explain(mechanism: Definition, q: Tensor, k: Tensor) -> str:
 
 
 def made(fold: Fold, biased: bool, keys: bool) -> Made:
-    return Made((fold.psi if keys else fold.phi).unit, biased or bool(fold.square), keys, fold.square, fold.scale)
+    return Made((fold.psi if keys else fold.phi).unit, int(biased or bool(fold.square)), keys, fold.square, fold.scale)
 
 
 def biased(mechanism: Definition, k: Tensor) -> bool:
@@ -84,19 +89,30 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     fold, fused = mechanism.score.fold(k.shape[-1]), mechanism.normaliser.fused
     assert fold is not None, "offer() has seen a fold"
     assert fused is not None, "offer() has seen a softmax"
-    i, j = positions(q.shape[-2], k.shape[-2], q.device)
+    causal = sdpa.flag(mechanism, q, k) == "causal"
     k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
-    bias = mechanism.position.key_bias(j)
-    of_queries, of_keys = (made(fold, bias is not None, keys) for keys in (False, True))
-    queries = rows(_mapped(mechanism, fold.phi, q, i), None, of_queries, q.dtype)
-    keys = rows(_mapped(mechanism, fold.psi, k, j), None if bias is None else bias.float(), of_keys, k.dtype)
+    queries, keys = folded(mechanism, fold, q, k)
     values = mechanism.value.rounded(v)
     width, values = values.shape[-1], pad(values, (0, -values.shape[-1] % 8))
-    causal = sdpa.flag(mechanism, q, k) == "causal"
     if fused.sink is None:
         return kernel(queries, keys, values, causal, fold.scale, fused.dropped)[0][..., :width]
     sink = torch.as_tensor(fused.sink, dtype=torch.float32, device=q.device)
     return _Sunk.apply(queries, keys, values, sink, causal, fold.scale)[..., :width]
+
+
+def folded(mechanism: Definition, fold: Fold, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of queries and keys whose dot product, times the scale, is the score up to a constant of the row."""
+    position = mechanism.position
+    if position.nowhere:
+        bias, a, b = None, _mapped(fold.phi, q), _mapped(fold.psi, k)
+    else:
+        i, j = positions(q.shape[-2], k.shape[-2], q.device)
+        bias, a, b = (
+            position.key_bias(j),
+            *(placed(position, f, x, at) for f, x, at in ((fold.phi, q, i), (fold.psi, k, j))),
+        )
+    of_queries, of_keys = (made(fold, bias is not None, keys) for keys in (False, True))
+    return rows(a, None, of_queries, q.dtype), rows(b, bias, of_keys, k.dtype)
 
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropped: float = 0.0) -> Any:
@@ -107,12 +123,28 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropped:
     )
 
 
-def _mapped(mechanism: Definition, phi: Any, x: Tensor, at: Tensor) -> Tensor:
-    """Placed and mapped; what `rows` does by itself (taking lengths away, rounding) is left to it."""
-    if not mechanism.position.moves:
-        return x if phi.unit else phi.rounded(x)
-    placed = mechanism.position.place(x.float(), at)
+def _mapped(phi: Feature, x: Tensor) -> Tensor:
+    """Mapped; taking lengths away and rounding is left to `rows`."""
+    return x if phi.unit else phi.rounded(x)
+
+
+def placed(position: Position, phi: Feature, x: Tensor, at: Tensor) -> Tensor:
+    """Placed in float32, then mapped."""
+    if not position.moves:
+        return _mapped(phi, x)
+    placed = position.place(x.float(), at)
     return placed if phi.unit else phi(placed)
+
+
+def sunk(out: Tensor, lse: Float[Tensor, "b h m 1"], sink: Tensor) -> Float[Tensor, "b h m 1"]:
+    """The log-sum-exp with the sink in it; outputs are scaled in place to what they are with it."""
+    if out.is_cuda:
+        from rheoscope.attention.lower.kernels.sink import scale
+
+        return scale(out, lse, sink)
+    total = torch.logaddexp(lse, sink.reshape(-1, 1, 1))
+    out.mul_((lse - total).exp())
+    return total
 
 
 class _Sunk(torch.autograd.Function):
@@ -124,9 +156,7 @@ class _Sunk(torch.autograd.Function):
         out, lse, *rest = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, causal, scale=scale
         )
-        height = sink.reshape(-1, 1, 1)
-        total = torch.logaddexp(lse, height)
-        out.mul_((lse - total).exp_())
+        total = sunk(out, lse, sink)
         ctx.rest, ctx.causal, ctx.scale = rest[:6], causal, scale
         ctx.save_for_backward(q, k, v, out, total, sink)
         return out

@@ -4,8 +4,9 @@
     keys      [ y_j | z_high z_mid z_low | 0 … ]     z = (bias_j - square |y_j|^2) / (GAIN scale)
 
 so that scale (query row . key row) = scale y_i . y_j + bias_j - square |y_j|^2, the bias as exact as float32 although every
-column is rounded to half precision (one column would lose all but 8 of its bits in bfloat16). Columns are filled up to a
-multiple of 16, the step of the matrix units. On a GPU one small kernel writes each side; `by_torch` says what it computes.
+column is rounded to half precision (one column would lose all but 8 of its bits in bfloat16). Where the constant of a row
+matters too, three more columns have it the other way round. Columns are filled up to a multiple of 16, the step of the
+matrix units. On a GPU one small kernel writes each side; `by_torch` says what it computes.
 """
 
 from typing import Any, NamedTuple
@@ -21,16 +22,22 @@ PARTS, STEP = 3, 16
 
 
 class Made(NamedTuple):
-    """How rows are made: lengths taken away or not, columns for a bias or none, and on the side of keys what fills them."""
+    """How rows are made: lengths taken away or not, `columns` for a bias of no side (0), of keys (1) or of both (2)."""
 
     unit: bool = False
-    columns: bool = False
+    columns: int = 0
     keys: bool = False
     square: float = 0.0
     scale: float = 1.0
 
     def width(self, d: int) -> int:
-        return d + PARTS + -(d + PARTS) % STEP if self.columns else d + -d % 8
+        d += PARTS * self.columns
+        return d + -d % (STEP if self.columns else 8)
+
+    @property
+    def own(self) -> bool:
+        """Whether this side has a bias, in columns of its own."""
+        return self.columns > (0 if self.keys else 1)
 
     def leaves(self, x: Tensor, dtype: torch.dtype) -> bool:
         """Whether rows are ready as they are."""
@@ -56,12 +63,14 @@ def by_torch(x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, mad
     width = made.width(x.shape[-1])
     if not made.columns:
         return pad(y, (0, width - y.shape[-1]))
-    if made.keys:
+    constant = y.new_full((PARTS,), GAIN).expand(*y.shape[:-1], PARTS)
+    own = []
+    if made.own:
         z = -made.square * y.float().square().sum(-1)
-        more = split((z if bias is None else z + bias) / (GAIN * made.scale), dtype)
-    else:
-        more = y.new_full((PARTS,), GAIN).expand(*y.shape[:-1], PARTS)
-    return pad(torch.cat([y, more], -1), (0, width - y.shape[-1] - PARTS))
+        own = [split((z if bias is None else z + bias) / (GAIN * made.scale), dtype)]
+    more = own + [constant] * (made.columns - len(own))
+    y = torch.cat([y, *(more if made.keys else more[::-1])], -1)
+    return pad(y, (0, width - y.shape[-1]))
 
 
 def split(z: Float[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n parts"]:

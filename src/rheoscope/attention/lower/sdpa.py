@@ -9,14 +9,19 @@
 Columns are padded to a multiple of 16, the width that the CPU kernel runs fastest.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rheoscope.attention.definition import Definition, for_every_head, positions
 from rheoscope.attention.fold import DotForm
 from rheoscope.attention.lower.offer import Offer
 
+WITH_TABLE = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of a GPU that take a mask and know rows without a key: cuDNN's gives them a mean, and NaN gradients elsewhere."""
 LARGEST_TABLE = 1 << 26
 """Entries of a boolean mask that is still cheaper to build than to avoid (64 MiB)."""
 
@@ -136,7 +141,10 @@ def kernel(form: DotForm, v: Tensor, table: Tensor | None, causal: bool, dropped
             q, k, v, 0.0, True, attn_mask=table, scale=scale
         )[0]
     else:
-        out = scaled_dot_product_attention(q, k, v, attn_mask=table, dropout_p=dropped, is_causal=causal, scale=scale)
+        with sdpa_kernel(WITH_TABLE) if table is not None and q.is_cuda else nullcontext():
+            out = scaled_dot_product_attention(
+                q, k, v, attn_mask=table, dropout_p=dropped, is_causal=causal, scale=scale
+            )
     return out[..., :width]
 
 

@@ -6,14 +6,20 @@ from functools import partial
 from torch import Tensor
 
 from rheoscope.attention.definition import Definition, for_every_head
-from rheoscope.attention.lower import blocks, cudnn, plain, sdpa
+from rheoscope.attention.lower import blocks, cudnn, flex, plain, sdpa
 from rheoscope.attention.lower.offer import Offer, Run, first
 from rheoscope.attention.lower.past import less_past_mean
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import NoPosition
 from rheoscope.attention.score import Gram
 
-SOFTMAX = {"cudnn": cudnn.offer, "sdpa": sdpa.offer, "blocks": blocks.offer, "reference": plain.offer}
+SOFTMAX = {
+    "cudnn": cudnn.offer,
+    "flex": flex.offer,
+    "sdpa": sdpa.offer,
+    "blocks": blocks.offer,
+    "reference": plain.offer,
+}
 """What softmax attention may run on, in the order that `choose` has."""
 SOFT, EVEN, NOWHERE = Softmax(), Gram(scale=0.0), NoPosition()
 """Parts made here once: a part with a default of its own, made inside a forward, breaks the graph of `torch.compile`."""

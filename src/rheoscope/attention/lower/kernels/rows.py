@@ -34,7 +34,7 @@ def lengths(x):
 @no_type_check
 def make(
     X, Y, BIAS, H, N, d, width, xb, xh, xn, square, per,
-    UNIT: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr, BIASED: tl.constexpr,
+    UNIT: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr, AT: tl.constexpr, BIASED: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, GAIN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
@@ -44,18 +44,18 @@ def make(
     if UNIT:
         x = x / lengths(x)[:, None]
     y = x.to(Y.dtype.element_ty)
-    if COLUMNS:
-        if KEYS:
-            z = -square * tl.sum(y.to(tl.float32) * y.to(tl.float32), 1)
-            if BIASED:
-                z += tl.load(BIAS + (head % H) * N + n, mask=n < N, other=0.0)
-            z *= per
-            for part in tl.static_range(PARTS):
-                rounded = z.to(Y.dtype.element_ty)
-                y = tl.where(column == d + part, rounded[:, None], y)
-                z -= rounded.to(tl.float32)
-        else:
-            y = tl.where((column >= d) & (column < d + PARTS), GAIN, y.to(tl.float32)).to(Y.dtype.element_ty)
+    more = (column >= d) & (column < d + PARTS * COLUMNS)
+    y = tl.where(more, GAIN, y.to(tl.float32)).to(Y.dtype.element_ty)
+    if OWN:
+        known = tl.where(column < d, y.to(tl.float32), 0.0)
+        z = -square * tl.sum(known * known, 1)
+        if BIASED:
+            z += tl.load(BIAS + (head % H) * N + n, mask=n < N, other=0.0)
+        z *= per
+        for part in tl.static_range(PARTS):
+            rounded = z.to(Y.dtype.element_ty)
+            y = tl.where(column == d + AT + part, rounded[:, None], y)
+            z -= rounded.to(tl.float32)
     to = Y + (head.to(tl.int64) * N + n[:, None]) * width + column
     tl.store(to, y, mask=(n < N)[:, None] & (column < width))
 
@@ -64,9 +64,10 @@ def make(
 @no_type_check
 def unmake(
     X, DY, DX, DZ, H, N, d, xb, xh, xn, yb, yh, yn, square, per,
-    UNIT: tl.constexpr, COLUMNS: tl.constexpr, BIASED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    UNIT: tl.constexpr, OWN: tl.constexpr, AT: tl.constexpr, BIASED: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS: those of keys, of which the first carries the gradient of what all of them stand for."""
+    """Of the columns of its own the first carries the gradient of what all three stand for."""
     head = tl.program_id(0)
     n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)[None, :]
@@ -77,8 +78,8 @@ def unmake(
     if UNIT:
         length = lengths(x)
         y = x / length[:, None]
-    if COLUMNS:
-        dz = tl.load(DY + at + n.to(tl.int64) * yn + d, mask=n < N, other=0.0).to(tl.float32) * per
+    if OWN:
+        dz = tl.load(DY + at + n.to(tl.int64) * yn + d + AT, mask=n < N, other=0.0).to(tl.float32) * per
         g -= (2 * square * dz)[:, None] * y
         if BIASED:
             tl.store(DZ + head.to(tl.int64) * N + n, dz, mask=n < N)
@@ -94,7 +95,7 @@ def forward(x: Tensor, bias: Tensor | None, made: Made, dtype: torch.dtype) -> T
     y = torch.empty(b, h, n, width, dtype=dtype, device=x.device)
     make[_grid(x)](
         x, y, x if bias is None else bias, h, n, d, width, *x.stride()[:3], made.square, 1 / (GAIN * made.scale),
-        UNIT=made.unit, COLUMNS=made.columns, KEYS=made.keys, BIASED=bias is not None,
+        UNIT=made.unit, COLUMNS=made.columns, OWN=made.own, AT=_at(made), BIASED=bias is not None,
         WIDTH=triton.next_power_of_2(width), ROWS=ROWS, GAIN=GAIN, PARTS=PARTS, num_warps=4,
     )  # fmt: skip
     return y
@@ -107,10 +108,15 @@ def backward(x: Tensor, dy: Tensor, made: Made, biased: bool) -> tuple[Tensor, T
     dz = torch.empty(b, h, n, device=x.device) if biased else None
     unmake[_grid(x)](
         x, dy, dx, dx if dz is None else dz, h, n, d, *x.stride()[:3], *dy.stride()[:3], made.square,
-        1 / (GAIN * made.scale), UNIT=made.unit, COLUMNS=made.columns and made.keys, BIASED=biased,
+        1 / (GAIN * made.scale), UNIT=made.unit, OWN=made.own, AT=_at(made), BIASED=biased,
         WIDTH=triton.next_power_of_2(d), ROWS=ROWS, num_warps=4,
     )  # fmt: skip
     return dx, dz
+
+
+def _at(made: Made) -> int:
+    """Where the columns of its own begin, behind the row itself."""
+    return 0 if made.keys else PARTS
 
 
 def _grid(x: Tensor) -> Any:
