@@ -90,6 +90,30 @@ def test_masks_that_are_tables(name: str, mask: str) -> None:
     agree(mechanism(name, torch.bfloat16).under(made), tokens(192, 192, torch.bfloat16))
 
 
+PAIRS = {
+    "soft-cap": ("soft-cap", "causal"),
+    "kernel_laplace": ("kernel_laplace", "causal"),
+    "kernel_polynomial": ("kernel_polynomial", "causal"),
+    "buckets": ("buckets", None),
+    "metric, window": ("metric", "window"),
+    "sink, padding": ("sink a head", "padding"),
+    "rows without a key": ("scaled_dot", "no key at all"),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_functions_of_a_pair(case: str) -> None:
+    """On flex_attention, which is compiled for each: at a size where others would be taken."""
+    name, mask = PAIRS[case]
+    made = mechanism(name, torch.bfloat16)
+    if mask in MASKS:
+        own = MASKS[mask]
+        made = made.under(with_tensors(own, {at: x.cuda() for at, x in tensors(own).items()}))
+    else:
+        made = made.under(mask)
+    agree(made, tokens(192, 192, torch.bfloat16), lowering="flex")
+
+
 @pytest.mark.parametrize("name", ["scaled_dot", "cosine", "metric", "softmax_sink", "bilinear", "soft-cap"])
 @pytest.mark.parametrize(("m", "n"), [(192, 192), (70, 321), (1, 321)])
 def test_grouped_heads_and_a_cache(name: str, m: int, n: int) -> None:

@@ -115,12 +115,28 @@ def folded(mechanism: Definition, fold: Fold, q: Tensor, k: Tensor) -> tuple[Ten
     return rows(a, None, of_queries, q.dtype), rows(b, bias, of_keys, k.dtype)
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropped: float = 0.0) -> Any:
-    """Outputs, log-sum-exp (b, h, m, 1), and what the backward pass asks for."""
-    graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)), None, graded, dropped, causal, scale=scale
+def kernel(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropped: float = 0.0, lse: bool = False
+) -> tuple[Tensor, ...]:
+    """Outputs, log-sum-exp (b, h, m, 1) where it is wanted or a gradient will want it, and what `backward` asks for."""
+    lse = lse or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    found: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, lse, dropped, causal, scale=scale
     )
+    return found[:8]
+
+
+def backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, found: tuple[Tensor, ...], causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v for weights exp(scale q.k - lse), from what `kernel` gave; it trusts `out` and `lse`."""
+    out, lse, cum_q, cum_k, max_q, max_k, seed, offset = found
+    g, q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (g, q, k, v))
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        g, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, causal, scale=scale
+    )
+    return gradients
 
 
 def _mapped(phi: Feature, x: Tensor) -> Tensor:
@@ -152,12 +168,9 @@ class _Sunk(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor, causal: bool, scale: float) -> Tensor:
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        out, lse, *rest = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            q, k, v, None, True, 0.0, causal, scale=scale
-        )
+        out, lse, *ctx.rest = kernel(q, k, v, causal, scale, lse=True)
         total = sunk(out, lse, sink)
-        ctx.rest, ctx.causal, ctx.scale = rest[:6], causal, scale
+        ctx.causal, ctx.scale = causal, scale
         ctx.save_for_backward(q, k, v, out, total, sink)
         return out
 
@@ -165,11 +178,7 @@ class _Sunk(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, total, sink = ctx.saved_tensors
-        cum_q, cum_k, max_q, max_k, seed, offset = ctx.rest
-        g = g if g.stride(-1) == 1 else g.contiguous()
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            g, q, k, v, out, total, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, ctx.causal, scale=ctx.scale
-        )
+        found = backward(g, q, k, v, (out, total, *ctx.rest), ctx.causal, ctx.scale)
         if not ctx.needs_input_grad[3]:
             return *found, None, None, None
         mean = (g.float() * out).sum(-1, keepdim=True)

@@ -196,4 +196,4 @@ def block_table(mask: Mask, m: int, n: int, device: torch.device, lead: tuple[in
 
 def _listed(table: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks of each row are in the table, and which, those first."""
-    return table.sum(-1, dtype=torch.int32), table.int().argsort(-1, descending=True, stable=True).int()
+    return table.sum(-1, dtype=torch.int32), table.int().argsort(dim=-1, descending=True, stable=True).int()
