@@ -60,7 +60,7 @@ class Setting:
 
 
 CPU = Setting()
-GPU = Setting("cuda", torch.bfloat16, heads=16, rounds=15, seconds=0.4, exact=1024)
+GPU = Setting("cuda", torch.bfloat16, heads=16, rounds=15, seconds=0.25, exact=512)
 
 
 @dataclass(frozen=True)

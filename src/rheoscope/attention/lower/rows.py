@@ -50,7 +50,7 @@ def rows(x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, made: M
         return x
     if x.device.type != "cuda" or torch.compiler.is_compiling():  # a compiler fuses what torch says
         return by_torch(x, bias, made, dtype)
-    return _Rows.apply(x, bias, made, dtype)
+    return _Rows.apply(x, bias, made, dtype) if torch.is_grad_enabled() else by_kernel(x, bias, made, dtype)
 
 
 def by_torch(x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, made: Made, dtype: torch.dtype) -> Tensor:
@@ -89,13 +89,9 @@ def split(z: Float[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n parts
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, made: Made, dtype: torch.dtype) -> Tensor:
-        from rheoscope.attention.lower.kernels.rows import forward
-
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        bias = None if bias is None else bias.float().contiguous()
         ctx.made = made
         ctx.save_for_backward(x)
-        return forward(x, bias, made, dtype)
+        return by_kernel(x, bias, made, dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -103,5 +99,15 @@ class _Rows(torch.autograd.Function):
         from rheoscope.attention.lower.kernels.rows import backward
 
         (x,) = ctx.saved_tensors
-        dx, dz = backward(x, dy if dy.stride(-1) == 1 else dy.contiguous(), ctx.made, ctx.needs_input_grad[1])
+        dx, dz = backward(_dense(x), _dense(dy), ctx.made, ctx.needs_input_grad[1])
         return dx, None if dz is None else dz.sum(0), None, None
+
+
+def by_kernel(x: Tensor, bias: Tensor | None, made: Made, dtype: torch.dtype) -> Tensor:
+    from rheoscope.attention.lower.kernels.rows import forward
+
+    return forward(_dense(x), None if bias is None else bias.float().contiguous(), made, dtype)
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -15,7 +15,7 @@ CHUNK = 64
 
 @triton.jit
 @no_type_check
-def terms(X, head, chunk, N, D, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+def terms(X, head, chunk, N, D: tl.constexpr, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
     """The rows of a chunk in float32, divided by their place where sums run from the end; where they lie; what is there."""
     n = chunk * CHUNK + tl.arange(0, CHUNK)
     column = tl.arange(0, WIDTH)
@@ -30,7 +30,7 @@ def terms(X, head, chunk, N, D, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK:
 
 @triton.jit
 @no_type_check
-def add_up(X, SUMS, N, D, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+def add_up(X, SUMS, N, D: tl.constexpr, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
     head, chunk = tl.program_id(0), tl.program_id(1)
     each = terms(X, head, chunk, N, D, AHEAD, WIDTH, CHUNK)[1]
     column = tl.arange(0, WIDTH)
@@ -41,8 +41,8 @@ def add_up(X, SUMS, N, D, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.co
 @triton.jit
 @no_type_check
 def go_on(
-    X, Y, BEFORE, OUT, N, D, alpha, gamma,
-    ADDED: tl.constexpr, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    X, Y, BEFORE, OUT, N, alpha, gamma,
+    D: tl.constexpr, ADDED: tl.constexpr, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head, chunk = tl.program_id(0), tl.program_id(1)
     x, each, at, there = terms(X, head, chunk, N, D, AHEAD, WIDTH, CHUNK)
@@ -64,9 +64,9 @@ def mixed(x: Tensor, y: Tensor | None, alpha: float, gamma: float, ahead: bool) 
     b, h, n, d = x.shape
     grid = b * h, triton.cdiv(n, CHUNK)
     sums = torch.empty(*grid, d, device=x.device)
-    fixed = {"AHEAD": ahead, "WIDTH": triton.next_power_of_2(d), "CHUNK": CHUNK}
-    add_up[grid](x, sums, n, d, **fixed)
+    fixed = {"D": d, "AHEAD": ahead, "WIDTH": triton.next_power_of_2(d), "CHUNK": CHUNK}
+    add_up[grid](x, sums, n, **fixed)
     before = (sums.flip(1).cumsum(1).flip(1) if ahead else sums.cumsum(1)) - sums
     out = torch.empty_like(x)
-    go_on[grid](x, x if y is None else y, before, out, n, d, alpha, gamma, ADDED=y is not None, **fixed)
+    go_on[grid](x, x if y is None else y, before, out, n, alpha, gamma, ADDED=y is not None, **fixed)
     return out

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from rheoscope.attention.lower.rows import GAIN, PARTS, Made
 
-ROWS = 32
+ROWS = 64
 """Rows that one program holds."""
 
 
 @triton.jit
 @no_type_check
-def laid(x, at, n, N, stride, d, WIDTH: tl.constexpr):
+def laid(x, at, n, N, stride, d: tl.constexpr, WIDTH: tl.constexpr):
     """Rows n of head `at` in float32, 0 beyond row N and column d."""
     column = tl.arange(0, WIDTH)
     there = (n < N)[:, None] & (column < d)[None, :]
@@ -33,7 +33,7 @@ def lengths(x):
 @triton.jit
 @no_type_check
 def make(
-    X, Y, BIAS, H, N, d, width, xb, xh, xn, square, per,
+    X, Y, BIAS, H, N, xb, xh, xn, square, per, d: tl.constexpr, width: tl.constexpr,
     UNIT: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr, AT: tl.constexpr, BIASED: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, GAIN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +63,7 @@ def make(
 @triton.jit
 @no_type_check
 def unmake(
-    X, DY, DX, DZ, H, N, d, xb, xh, xn, yb, yh, yn, square, per,
+    X, DY, DX, DZ, H, N, xb, xh, xn, yb, yh, yn, square, per, d: tl.constexpr,
     UNIT: tl.constexpr, OWN: tl.constexpr, AT: tl.constexpr, BIASED: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -94,8 +94,8 @@ def forward(x: Tensor, bias: Tensor | None, made: Made, dtype: torch.dtype) -> T
     width = made.width(d)
     y = torch.empty(b, h, n, width, dtype=dtype, device=x.device)
     make[_grid(x)](
-        x, y, x if bias is None else bias, h, n, d, width, *x.stride()[:3], made.square, 1 / (GAIN * made.scale),
-        UNIT=made.unit, COLUMNS=made.columns, OWN=made.own, AT=_at(made), BIASED=bias is not None,
+        x, y, x if bias is None else bias, h, n, *x.stride()[:3], made.square, 1 / (GAIN * made.scale),
+        d=d, width=width,        UNIT=made.unit, COLUMNS=made.columns, OWN=made.own, AT=_at(made), BIASED=bias is not None,
         WIDTH=triton.next_power_of_2(width), ROWS=ROWS, GAIN=GAIN, PARTS=PARTS, num_warps=4,
     )  # fmt: skip
     return y
@@ -107,8 +107,8 @@ def backward(x: Tensor, dy: Tensor, made: Made, biased: bool) -> tuple[Tensor, T
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dz = torch.empty(b, h, n, device=x.device) if biased else None
     unmake[_grid(x)](
-        x, dy, dx, dx if dz is None else dz, h, n, d, *x.stride()[:3], *dy.stride()[:3], made.square,
-        1 / (GAIN * made.scale), UNIT=made.unit, OWN=made.own, AT=_at(made), BIASED=biased,
+        x, dy, dx, dx if dz is None else dz, h, n, *x.stride()[:3], *dy.stride()[:3], made.square,
+        1 / (GAIN * made.scale), d=d, UNIT=made.unit, OWN=made.own, AT=_at(made), BIASED=biased,
         WIDTH=triton.next_power_of_2(d), ROWS=ROWS, num_warps=4,
     )  # fmt: skip
     return dx, dz

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 32
+ROWS = 64
 
 
 @triton.jit
 @no_type_check
-def sink_rows(OUT, LSE, SINK, TOTAL, H, N, d, ob, oh, on, one, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+def sink_rows(OUT, LSE, SINK, TOTAL, H, N, ob, oh, on, one, d: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
     head = tl.program_id(0)
     n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)[None, :]
@@ -33,6 +33,17 @@ def scale(out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
     grid = b * h, triton.cdiv(n, ROWS)
     one = int(sink.numel() > 1)  # the step from a head's sink to the next
     sink_rows[grid](
-        out, lse, sink, total, h, n, d, *out.stride()[:3], one, WIDTH=triton.next_power_of_2(d), ROWS=ROWS, num_warps=4
+        out,
+        lse,
+        sink,
+        total,
+        h,
+        n,
+        *out.stride()[:3],
+        one,
+        d=d,
+        WIDTH=triton.next_power_of_2(d),
+        ROWS=ROWS,
+        num_warps=4,
     )
     return total
