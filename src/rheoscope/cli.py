@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rheoscope.report.bench import bench
 from rheoscope.report.console import show_anyhow
 from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, First, Html, Json, ModelName, Text, Window
 from rheoscope.report.several import Several
@@ -58,24 +59,6 @@ def attention(
         theorems.show(json)
     else:
         mechanisms.show(out, json, tokens, explain)
-
-
-@app.command("bench")
-def bench_command(
-    what: Annotated[str, typer.Argument(help="What is measured: attention.")] = "attention",
-    tokens: Annotated[
-        list[int] | None, typer.Option(min=1, max=1_000_000, help="A length; again for more (default: 1024 on a CPU).")
-    ] = None,
-    json: Json = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is a GPU).")] = None,
-) -> None:
-    """How fast every attention mechanism runs on this machine beside torch's fused dot products: speed, error, memory, kernel.
-
-    Examples:  rheoscope bench attention    ·    rheoscope bench attention --tokens 2048 --tokens 8192 --json speed.json
-    """
-    from rheoscope.report import bench
-
-    bench.show(what, tokens, json, device)
 
 
 Draws = Annotated[int, typer.Option(min=2, max=10_000, help="Random heads that each head is compared with.")]
@@ -440,15 +423,15 @@ def dynamics_command(
         show(list(experiments()) if every else names or [], seed, out, json)
 
 
+app.command("bench")(bench)
 app.command("studio")(studio)
 
 
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
     show_anyhow(sys.stdout, sys.stderr)
-    gc.set_threshold(
-        1_000_000, 10, 10
-    )  # imports make half a million objects that stay: a search takes as long as an analysis
+    # imports make half a million objects that stay: a search takes as long as an analysis
+    gc.set_threshold(1_000_000, 10, 10)
     try:
         app(asked(sys.argv[1:]))
     except Exception as error:

@@ -222,7 +222,7 @@ def errors(mechanism: Mechanism, lowering: str, setting: Setting) -> tuple[float
     inputs = setting.tokens(1, setting.exact)
     plain = replace(Mechanism(), mask=Causal()) if mechanism.domain.masked else Mechanism()
     graded = mechanism.domain.differentiable
-    ours = _errors(mechanism, lambda *x: mechanism.attend(*x, lowering=lowering), inputs, graded)
+    ours = _errors(mechanism, lambda q, k, v: mechanism.attend(q, k, v, lowering=lowering), inputs, graded)
     theirs = _errors(plain, peer(mechanism, setting), inputs, graded)
     return ours[0] / theirs[0], max(ours[1:]) / max(theirs[1:]) if graded else None
 

@@ -97,7 +97,7 @@ class Kernel:
         return out, lse
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, modify: Any, blocks: Any, scale: float, options: dict[str, int]) -> Any:
+def _attend(q: Tensor, k: Tensor, v: Tensor, modify: Any, blocks: Any, scale: float, options: Any) -> Any:
     out, aux = flex_attention(q, k, v, modify, blocks, scale, kernel_options=options, return_aux=AuxRequest(lse=True))
     return out, aux.lse
 
@@ -166,7 +166,7 @@ def block_mask(mask: Mask, q: Tensor, k: Tensor) -> Any:
 def _block_mask(mask: Mask, q: Tensor, k: Tensor) -> Any:
     m, n, pair = q.shape[-2], k.shape[-2], mask.pair
     assert pair is not None, "offer() has seen it"
-    some, every = block_table(mask, m, n, q.device, q.shape[:2] if tensors(mask) else (1, 1))
+    some, every = block_table(mask, m, n, q.device, (q.shape[0], q.shape[1]) if tensors(mask) else (1, 1))
     if not mask.by_head:
         some, every = some[:, :1], every[:, :1]
     partly = _listed(some & ~every), _listed(every)
