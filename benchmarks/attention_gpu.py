@@ -15,20 +15,24 @@ from dataclasses import replace
 
 from timing import RESULTS, arguments
 
-from rheoscope.attention.speed import CPU, GPU, measure
+from rheoscope.attention.speed import CPU, GPU, compared, measure
 from rheoscope.report.speed import LENGTHS, as_json, markdown, row_of, title
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    asked = arguments(__doc__).parse_args(words)
+    parser = arguments(__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", default=LENGTHS["cuda"], help="lengths")
+    parser.add_argument("--only", nargs="+", metavar="MECHANISM", help="some of them; nothing is stored")
+    asked = parser.parse_args(words)
     setting = replace(CPU, rounds=1, seconds=0.01, exact=8, heads=2, width=16) if asked.smallest else GPU
     setting = replace(setting, rounds=5, seconds=0.2) if asked.quick else setting
-    rows = []
-    for row in measure(setting, (8,) if asked.smallest else LENGTHS["cuda"]):
+    every, rows = compared(setting.heads, setting.width), []
+    some = {name: every[name] for name in asked.only or every}
+    for row in measure(setting, (8,) if asked.smallest else asked.tokens, some):
         rows.append(row)
         print(*row_of(row), sep=" · ", file=sys.stderr, flush=True)
     print(f"{title(setting)}\n\n{markdown(rows)}")
-    if not asked.smallest:
+    if not asked.smallest and not asked.only:
         path = RESULTS / "attention_gpu.json"
         path.write_text(json.dumps(as_json(rows, setting), indent=1, default=str) + "\n")
         print("stored", path)

@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rheoscope.attention.definition import Definition, for_every_head, positions
 from rheoscope.attention.feature import Feature
 from rheoscope.attention.fold import Fold
 from rheoscope.attention.lower import sdpa
 from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.lower.rows import Made, rows
+from rheoscope.attention.lower.rows import Made, rows, widened
 from rheoscope.attention.position import Position
 
 HALF = (torch.bfloat16, torch.float16)
@@ -93,11 +92,17 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
     queries, keys = folded(mechanism, fold, q, k)
     values = mechanism.value.rounded(v)
-    width, values = values.shape[-1], pad(values, (0, -values.shape[-1] % 8))
+    width, values = values.shape[-1], widened(values, 8)
     if fused.sink is None:
-        return kernel(queries, keys, values, causal, fold.scale, fused.dropped)[0][..., :width]
-    sink = torch.as_tensor(fused.sink, dtype=torch.float32, device=q.device)
-    return _Sunk.apply(queries, keys, values, sink, causal, fold.scale)[..., :width]
+        out = kernel(queries, keys, values, causal, fold.scale, fused.dropped)[0]
+    else:
+        out = _Sunk.apply(queries, keys, values, height(fused.sink, q.device), causal, fold.scale)
+    return out if out.shape[-1] == width else out[..., :width]
+
+
+def height(sink: Tensor | float, device: torch.device) -> Tensor:
+    """The score of the sink in float32 on the device; a number is filled in there, for nothing waits for a fill."""
+    return sink.to(device, torch.float32) if isinstance(sink, Tensor) else torch.full((1,), sink, device=device)
 
 
 def folded(mechanism: Definition, fold: Fold, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,9 +24,9 @@ from rheoscope.attention import fast
 from rheoscope.attention.definition import Definition, for_every_head, positions
 from rheoscope.attention.fold import Pointwise
 from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_one_piece
-from rheoscope.attention.lower.cudnn import HALF, placed
+from rheoscope.attention.lower.cudnn import HALF, height, placed
 from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.lower.rows import Made, rows
+from rheoscope.attention.lower.rows import Made, rows, widened
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.parameters import tensors
 from rheoscope.attention.position import PairBias
@@ -83,18 +83,19 @@ def explain(mechanism: Definition) -> str:
 class Kernel:
     """flex_attention compiled for one plan, at the first call; torch counts what it compiles by function, so each has its own."""
 
-    def __init__(self, dynamic: bool = False) -> None:
-        self.dynamic = dynamic
-
     @cached_property
     def compiled(self) -> Any:
         fast.tell_compiler()
         own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
-        return torch.compile(own, dynamic=self.dynamic)
+        return torch.compile(own, dynamic=False)
 
-    def __call__(self, *inputs: Any) -> tuple[Tensor, Tensor]:
-        out, lse = self.compiled(*inputs)
-        return out, lse
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+        """One graph, compiled with its backward pass: without gradients another one would have to be."""
+        with torch.enable_grad():
+            rows = [x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v)]
+            out, lse = self.compiled(*rows, *how)
+        graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        return (out, lse) if graded else (out.detach(), lse.detach())
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, modify: Any, blocks: Any, scale: float, options: Any) -> Any:
@@ -109,7 +110,7 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) 
     k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
     queries, keys = sides(mechanism, form, q, k)
     values = mechanism.value.rounded(v)
-    width, values = values.shape[-1], pad(values, (0, -values.shape[-1] % 16))
+    width, values = values.shape[-1], widened(values, 16)
     blocks = None if mechanism.mask.forbids_nothing else block_mask(mechanism.mask, q, k)
     bias = None if mechanism.position.nowhere else mechanism.position.pair_bias(q.shape[-2], k.shape[-2])
     modify = modification(form, bias, k.shape[-2] - q.shape[-2])
@@ -118,8 +119,7 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) 
     out = out[..., :width]
     if fused.sink is None:
         return out
-    sink = torch.as_tensor(fused.sink, dtype=torch.float32, device=q.device).reshape(-1, 1)
-    return (out * (lse - sink).sigmoid()[..., None]).to(q.dtype)
+    return (out * (lse - height(fused.sink, q.device).reshape(-1, 1)).sigmoid()[..., None]).to(q.dtype)
 
 
 def sides(mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,7 @@ def sides(mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor) -> tuple
     ]
     a, b = placed(mechanism.position, fold.phi, q, i), placed(mechanism.position, fold.psi, k, j)
     a, b = rows(a, None, made[0], q.dtype), rows(b, None, made[1], k.dtype)
-    return pad(a, (0, -a.shape[-1] % 16)), pad(b, (0, -b.shape[-1] % 16))
+    return widened(a, 16), widened(b, 16)
 
 
 def modification(form: Pointwise, bias: PairBias | None, ahead: int) -> Any:

@@ -53,6 +53,12 @@ def rows(x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, made: M
     return _Rows.apply(x, bias, made, dtype) if torch.is_grad_enabled() else by_kernel(x, bias, made, dtype)
 
 
+def widened(x: Float[Tensor, "*n d"], step: int) -> Float[Tensor, "*n width"]:
+    """Columns of 0 up to a multiple of `step`; what has that width is left alone, where torch would copy it."""
+    missing = -x.shape[-1] % step
+    return pad(x, (0, missing)) if missing else x
+
+
 def by_torch(x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, made: Made, dtype: torch.dtype) -> Tensor:
     """The same in plain torch, what the kernel is compared with."""
     y = x.float()
