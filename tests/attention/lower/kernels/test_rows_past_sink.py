@@ -8,10 +8,10 @@ import os
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="triton is not installed")
 if torch.cuda.is_available():
     pytest.skip("a GPU runs the kernels themselves", allow_module_level=True)
-os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is defined
+os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
+pytest.importorskip("triton", reason="triton is not installed")
 
 from rheoscope.attention.lower import past as plain  # noqa: E402
 from rheoscope.attention.lower.kernels import past, rows, sink  # noqa: E402
