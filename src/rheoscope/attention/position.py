@@ -68,6 +68,11 @@ class Position(Part, ABC):
         """The bias as one number a key, up to a constant of the row, where no key lies ahead; None where it is not so."""
         return None
 
+    @property
+    def reach(self) -> int | None:
+        """How far back its bias changes, where all keys so far back or farther have one bias; None where it is not so."""
+        return None
+
     def pair_bias(self, m: int, n: int) -> PairBias | None:
         """The bias of text b and head h for query i and key j of a call, pair by pair; None where it has no such form."""
         return None
@@ -329,6 +334,10 @@ class Buckets(Biasing):
     def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
         at, rows = self.bucket(j - i[:, None]).flatten(), r.sum(0).flatten(1).T.to(self.table.dtype)
         return {"table": torch.zeros_like(self.table).index_add(0, at, rows)}
+
+    @property
+    def reach(self) -> int:
+        return self.max_distance
 
     def pair_bias(self, m: int, n: int) -> PairBias:
         """By offset: looked up once for all that there are."""

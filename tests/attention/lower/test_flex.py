@@ -88,6 +88,11 @@ CASES = {
     "soft-cap": (Mechanism(SoftCap(Gram(), 5.0)), "causal"),
     "Laplace": (Mechanism(Laplace()), "causal"),
     "T5": (Mechanism(position=Buckets(random(1, 8, HEADS), max_distance=20)), None),
+    "T5 of a long past": (Mechanism(position=Buckets(random(1, 8, HEADS), max_distance=5)), "causal"),
+    "sink of a long past": (
+        Mechanism(position=Buckets(random(1, 8, HEADS), max_distance=5), normaliser=Sink(random(3, HEADS))),
+        "causal",
+    ),
     "distance in a window": (Mechanism(Distance(scale=0.1)), Causal() & Window(20)),
     "sink of a distance": (Mechanism(Distance(scale=0.1), normaliser=Sink(random(3, HEADS))), "causal"),
     "rows without a key": (Mechanism(), Table(coins(1, 2, HEADS, 40, 50) & (torch.arange(40) % 8 > 0)[:, None])),
@@ -103,9 +108,19 @@ def test_the_whole_is_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) 
     q, k, v = (x.bfloat16() for x in inputs(40, 50, d=16, e=16))
     assert flex.refuse(mechanism, q, k) == ""
     with torch.no_grad():
-        out = flex.run(mechanism, q, k, v, kernel=flex._attend)  # type: ignore[arg-type]
+        out = flex.run(mechanism, q, k, v, kernel=flex.how(mechanism, 50))
     exact = reference(in_dtype(mechanism, torch.float64), q.double(), k.double(), v.double())[0]
     assert gap(out, exact) < 1.5e-2
+
+
+def test_a_long_past_is_taken_in_two_where_its_bias_ends() -> None:
+    assert flex.how(CASES["T5 of a long past"][0].under("causal"), 50) is flex.apart
+    assert flex.how(CASES["T5 of a long past"][0].under("causal"), 40) is flex.at_once
+    assert flex.how(CASES["T5"][0], 1000) is flex.at_once
+    bias, far = random(1, 8, HEADS), torch.arange(20, 60)
+    for both_ways in (False, True):
+        beyond = Buckets(bias, 20, both_ways).bias(torch.tensor([60]), 60 - far)
+        assert torch.equal(beyond, beyond[..., :1].expand_as(beyond))
 
 
 def test_what_has_no_form_for_a_pair_is_refused() -> None:

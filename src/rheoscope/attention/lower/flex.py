@@ -10,7 +10,7 @@ A learned bias is: its gradient is right, and slow. Every plan is compiled once,
 others. On a CPU flex_attention has no backward pass.
 """
 
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,12 +27,14 @@ from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_one
 from rheoscope.attention.lower.cudnn import HALF, height, placed
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.lower.rows import Made, rows, widened
-from rheoscope.attention.mask import Mask
+from rheoscope.attention.mask import Before, Causal, Mask, Window
 from rheoscope.attention.parameters import tensors
 from rheoscope.attention.position import PairBias
 
 WITH_BIAS = {"num_stages": 2}
 """Beside a table of biases fewer tiles are loaded ahead, or they do not fit."""
+LONG = 8
+"""How many times its reach a bias may be from its end for it to be worth two kernels."""
 BLOCK = 128
 """Queries and keys of a block that a mask leaves out as a whole."""
 
@@ -44,7 +46,7 @@ def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str
     scores = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2]
     small = scores <= numbers_in_one_piece(q.device)
     reluctant = f"all scores together are {scores * 4 / 2**20:.3g} MiB, sooner done than compiled for" if small else ""
-    return Offer(explain(mechanism), partial(run, kernel=Kernel()), reluctant)
+    return Offer(explain(mechanism), partial(run, kernel=Kernel(how(mechanism, k.shape[-2]))), reluctant)
 
 
 def refuse_inputs(q: Tensor) -> str:
@@ -83,11 +85,13 @@ def explain(mechanism: Definition) -> str:
 class Kernel:
     """flex_attention compiled for one plan, at the first call; torch counts what it compiles by function, so each has its own."""
 
+    def __init__(self, how: FunctionType) -> None:
+        self.how = how
+
     @cached_property
     def compiled(self) -> Any:
         fast.tell_compiler()
-        own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
-        return torch.compile(own, dynamic=False)
+        return torch.compile(FunctionType(self.how.__code__.replace(), self.how.__globals__), dynamic=False)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
         """One graph, compiled with its backward pass: without gradients another one would have to be."""
@@ -98,12 +102,39 @@ class Kernel:
         return (out, lse) if graded else (out.detach(), lse.detach())
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, modify: Any, blocks: Any, scale: float, options: Any) -> Any:
+def at_once(q: Tensor, k: Tensor, v: Tensor, scale: float, modify: Any, blocks: Any, options: Any) -> Any:
+    """Outputs and log-sum-exp of all keys that blocks permit."""
     out, aux = flex_attention(q, k, v, modify, blocks, scale, kernel_options=options, return_aux=AuxRequest(lse=True))
     return out, aux.lse
 
 
-def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+def apart(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    near: Any,
+    near_blocks: Any,
+    options: Any,
+    far: Any,
+    far_blocks: Any,
+    shift: Tensor,
+) -> Any:
+    """The same in two: near keys with their biases, and far ones, to all of which `shift` is added; joined by their sums."""
+    a, x = flex_attention(q, k, v, near, near_blocks, scale, kernel_options=options, return_aux=AuxRequest(lse=True))
+    b, y = flex_attention(q, k, v, far, far_blocks, scale, return_aux=AuxRequest(lse=True))
+    beyond = y.lse + shift
+    share = torch.sigmoid(beyond - x.lse)[..., None]
+    return (a + (b.float() - a.float()) * share).to(a.dtype), torch.logaddexp(x.lse, beyond)
+
+
+def how(mechanism: Definition, n: int) -> Any:
+    """In two where a bias ends long before the text does: it is looked up for few keys then, and costs little."""
+    reach = mechanism.position.reach
+    return apart if reach is not None and mechanism.mask.is_causal and n > LONG * reach else at_once
+
+
+def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, kernel: Any) -> Tensor:
     form, fused = mechanism.score.pointwise(k.shape[-1]), mechanism.normaliser.fused
     assert form is not None, "offer() has seen a form"
     assert fused is not None, "offer() has seen a softmax"
@@ -111,15 +142,34 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) 
     queries, keys = sides(mechanism, form, q, k)
     values = mechanism.value.rounded(v)
     width, values = values.shape[-1], widened(values, 16)
-    blocks = None if mechanism.mask.forbids_nothing else block_mask(mechanism.mask, q, k)
-    bias = None if mechanism.position.nowhere else mechanism.position.pair_bias(q.shape[-2], k.shape[-2])
-    modify = modification(form, bias, k.shape[-2] - q.shape[-2])
-    options = {} if bias is None else WITH_BIAS
-    out, lse = kernel(queries, keys, values, modify, blocks, form.fold.scale, options)
+    out, lse = kernel(queries, keys, values, form.fold.scale, *pairs(mechanism, form, q, k))
     out = out[..., :width]
     if fused.sink is None:
         return out
     return (out * (lse - height(fused.sink, q.device).reshape(-1, 1)).sigmoid()[..., None]).to(q.dtype)
+
+
+def pairs(mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor) -> tuple[Any, ...]:
+    """What happens to scores and which blocks there are, as `at_once` or `apart` reads them."""
+    (m, n), mask = (q.shape[-2], k.shape[-2]), mechanism.mask
+    bias = None if mechanism.position.nowhere else mechanism.position.pair_bias(m, n)
+    modify, options = modification(form, bias, n - m), {} if bias is None else WITH_BIAS
+    if how(mechanism, n) is at_once:
+        return modify, None if mask.forbids_nothing else block_mask(mask, q, k), options
+    reach = mechanism.position.reach
+    assert reach is not None, "apart() has seen it"
+    near, far = (block_mask(part, q, k) for part in nearby(reach))
+    shift = mechanism.position.bias(
+        torch.full((1,), reach, device=q.device), torch.zeros(1, dtype=torch.long, device=q.device)
+    )
+    assert shift is not None, "it has a reach"
+    return modify, near, options, modification(form, None, n - m), far, shift.float()[:, 0]
+
+
+@cache
+def nearby(reach: int) -> tuple[Mask, Mask]:
+    """The past in two: nearer than `reach`, and the rest."""
+    return Causal() & Window(reach), Before(reach)
 
 
 def sides(mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

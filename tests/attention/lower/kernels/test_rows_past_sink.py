@@ -13,10 +13,10 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 pytest.importorskip("triton", reason="triton is not installed")
 
-from rheoscope.attention.lower import past as plain  # noqa: E402
-from rheoscope.attention.lower.kernels import past, rows, sink  # noqa: E402
-from rheoscope.attention.lower.rows import Made, by_torch  # noqa: E402
-from tests.attention.cases import gap, random  # noqa: E402
+from rheoscope.attention.lower import past as plain
+from rheoscope.attention.lower.kernels import past, rows, sink
+from rheoscope.attention.lower.rows import Made, by_torch
+from tests.attention.cases import gap, random
 
 MADE = [
     Made(unit=True),
