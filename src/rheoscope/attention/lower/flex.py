@@ -121,11 +121,11 @@ def apart(
     shift: Tensor,
 ) -> Any:
     """The same in two: near keys with their biases, and far ones, to all of which `shift` is added; joined by their sums."""
-    a, x = flex_attention(q, k, v, near, near_blocks, scale, kernel_options=options, return_aux=AuxRequest(lse=True))
-    b, y = flex_attention(q, k, v, far, far_blocks, scale, return_aux=AuxRequest(lse=True))
-    beyond = y.lse + shift
-    share = torch.sigmoid(beyond - x.lse)[..., None]
-    return (a + (b.float() - a.float()) * share).to(a.dtype), torch.logaddexp(x.lse, beyond)
+    a, within = at_once(q, k, v, scale, near, near_blocks, options)
+    b, beyond = at_once(q, k, v, scale, far, far_blocks, {})
+    beyond = beyond + shift
+    share = torch.sigmoid(beyond - within)[..., None]
+    return (a + (b.float() - a.float()) * share).to(a.dtype), torch.logaddexp(within, beyond)
 
 
 def how(mechanism: Definition, n: int) -> Any:
