@@ -162,7 +162,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--smallest", action="store_true", help="seconds: shows that it runs, stores nothing")
     options = parser.parse_args(words)
-    found = measured(Size(1, 24, first=1) if options.smallest else Size(options.texts, workers=options.workers))
+    found = measured(Size(1, 24, first=13) if options.smallest else Size(options.texts, workers=options.workers))
     for name, row in found["statements"].items():
         print(f"{name:24} {row['asked']:4} asked  {row['below']:3} with p <= .05  {row['told']:3} told")
     print(f"{found['texts_told_anything']} of {found['texts']} texts of noise were told anything: {found['by']}")

@@ -108,7 +108,7 @@ export function singular(picture: Picture): Picture {
 
 export interface Told { head(h: Head): void; verdict(v: Verdict): void; findings(f: Findings): void; progress(p: { name: string; done: number; total: number }): void; known(k: { name: string }): void; failed(f: { name: string; reason: string }): void; done(): void; error(e: { error: string }): void; cancelled(): void }
 
-declare global { interface Window { RHEOSCOPE_FILES?: Record<string, string> } }
+declare global { var RHEOSCOPE_FILES: Record<string, string> | undefined }
 
 export type Ending = 'json' | 'bin'
 
@@ -154,19 +154,36 @@ export async function inflated(buffer: ArrayBuffer): Promise<ArrayBuffer> {
   return new Response(new Blob([buffer]).stream().pipeThrough(new DecompressionStream('gzip'))).arrayBuffer()
 }
 
+/** Which script of an export holds an answer: what single heads and tokens are asked for comes when it is asked. */
+export function scriptOf(file: string): string {
+  const ofHead = /\/(?:weights|spectrum|moves|images)\/(\d+)\/\d+\./.exec(file)
+  if (ofHead) return `data/layer-${ofHead[1]}.js`
+  return file.includes('/token/') ? 'data/tokens.js' : 'data.js'
+}
+
+/** From disk nothing can be fetched, but a script can be read: so from a web server too. */
+function loaded(name: string): Promise<boolean> {
+  return new Promise((go) => {
+    const script = document.createElement('script')
+    script.src = `./${name}`
+    script.onload = () => go(true)
+    script.onerror = () => go(false)
+    document.head.append(script)
+  })
+}
+
 export class Files implements Source {
   readonly live = false
-  constructor(readonly held: Record<string, string> | undefined, readonly missing: () => string) {}
+  private scripts = new Map<string, Promise<boolean>>()
+  constructor(readonly missing: () => string, readonly load: (script: string) => Promise<boolean> = loaded) {}
   async read(path: string, query: Record<string, string>, ending: Ending): Promise<ArrayBuffer> {
     const file = fileOf(path, query, ending)
-    if (this.held) {
-      const text = this.held[file]
-      if (text === undefined) throw new WireError(this.missing(), 404)
-      return inflated(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer)
-    }
-    const answer = await fetch(`./${file}`)
-    if (!answer.ok) throw new WireError(this.missing(), answer.status)
-    return inflated(await answer.arrayBuffer())
+    const script = scriptOf(file)
+    if (!this.scripts.has(script)) this.scripts.set(script, this.load(script))
+    await this.scripts.get(script)
+    const text = globalThis.RHEOSCOPE_FILES?.[file]
+    if (text === undefined) throw new WireError(this.missing(), 404)
+    return inflated(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer)
   }
   ask(): Promise<never> { return Promise.reject(new WireError(this.missing(), 405)) }
 }
@@ -175,19 +192,6 @@ export class Files implements Source {
 export function exported(page: Document = document): { trace: string } | null {
   const said = page.getElementById('rheoscope-export')?.textContent
   return said ? JSON.parse(said) : null
-}
-
-/** From disk nothing can be fetched: the answers stand in data.js, a script beside the page. */
-export async function held(): Promise<Record<string, string> | undefined> {
-  if (location.protocol !== 'file:') return undefined
-  await new Promise<void>((go, fail) => {
-    const script = document.createElement('script')
-    script.src = './data.js'
-    script.onload = () => go()
-    script.onerror = () => fail(new WireError('data.js is missing beside this page'))
-    document.head.append(script)
-  })
-  return window.RHEOSCOPE_FILES ?? {}
 }
 
 const EVENTS = ['head', 'verdict', 'findings', 'progress', 'known', 'failed', 'done', 'error', 'cancelled'] as const

@@ -10,6 +10,7 @@ from torch import nn
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.running import Running
 from rheoscope.space.stages import Progress, stage
+from rheoscope.space.weights import usual_device
 
 Stages = tuple[Progress, Progress, Progress]
 """Who is told of reading, of hashing and of proving."""
@@ -35,7 +36,8 @@ def load(
     **Takes** nothing (the small model that comes with the package), a hub name, a directory, or a model already built, of
     `transformers` or of `rheoscope.models` (with `tokenizer=`). `untrained=True` gives the same architecture at
     the initial weights of its own family, the control that every claim about training needs; no weight file is read,
-    and `seed` draws other ones. float32 on the CPU, the checkpoint's dtype on a GPU, unless `dtype` says.
+    and `seed` draws other ones. `device` is a GPU where there is one that works, the CPU else; a model already built stays where it is.
+    float32 on the CPU, the checkpoint's dtype on a GPU, unless `dtype` says.
     `progress(done, total)` is told how far reading, hashing and proving are; the command draws a bar of it.
 
     **Laws** logits are the untouched model's, bit for bit; weights and displacements recomputed from the View equal the
@@ -56,6 +58,7 @@ def load(
             f"this installation has no default model ({DEFAULT}); type the name or the directory of another model"
         )
     source = DEFAULT if source is None else source
+    device = usual_device() if device is None and not isinstance(source, nn.Module) else device
     stages = stage(progress, 0, 50), stage(progress, 50, 75), stage(progress, 75, 100)
     if _is_ours(source):
         return _ours(source, device, dtype, tokenizer, drawn, stages)

@@ -23,8 +23,9 @@ from tests.pretrained.cases import EVERY, GPT2, changed, double, gap, model, net
 
 F64 = torch.float64
 every = pytest.mark.parametrize("name", EVERY)
-some = pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "gemma3", "neox", "opt_post", "bert_bare"])
+SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "opt_post", "bert_bare"]
 """Gains and centring, gains alone, of queries and keys, after attention, rotary for a part, none, and no unembedding."""
+some = pytest.mark.parametrize("name", SOME)
 
 
 # The slow twin: dense, float64, one head after the other, from the weights and gains themselves
@@ -107,8 +108,7 @@ def twin(view: View, layer: int, head: int, raw: bool) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("raw", [False, True])
-@every
+@pytest.mark.parametrize(("name", "raw"), [*((name, False) for name in EVERY), *((name, True) for name in SOME)])
 @torch.no_grad()
 def test_every_field_equals_its_dense_twin(name: str, raw: bool) -> None:
     view = double(name).view

@@ -148,6 +148,9 @@ def test_the_certificate_is_one_line() -> None:
     line = str(Certificate(1e-7, 2e-7, 3e-7, 8, "float32"))
     assert "\n" not in line
     assert line.startswith("exact on 8 tokens in float32: weights off by 1.0e-07, closure by 2.0e-07")
+    assert str(Certificate(0.0, 0.0, 0.0, 8, "bfloat16", device="cuda:0")).startswith(
+        "exact to the rounding of bfloat16 (7.8e-03) on 8 tokens on cuda:0: weights"
+    )
 
 
 def test_the_certificate_names_what_is_ignored() -> None:

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space import weights
 from rheoscope.space.weights import BLOCK, check_safetensors, check_weights, device_of, dtype_of, fingerprint, placed
 
 
@@ -107,3 +108,19 @@ def test_dtypes_and_devices_by_name() -> None:
         dtype_of("int8", None)
     with pytest.raises(RheoscopeError, match="there is no device 'warp' here"):
         device_of("warp")
+
+
+def test_a_gpu_that_computes_is_the_usual_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object, **kw: object) -> None:
+        raise RuntimeError("CUDA driver version is insufficient")
+
+    for there, ones, place in (
+        (False, fails, "cpu"),
+        (True, fails, "cpu"),
+        (True, lambda n, device: torch.full((n,), 1.0), "cuda"),
+    ):
+        monkeypatch.setattr(weights.torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(weights.torch, "ones", ones)
+        weights.usual_device.cache_clear()
+        assert weights.usual_device() == place
+    weights.usual_device.cache_clear()

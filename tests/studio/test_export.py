@@ -40,6 +40,7 @@ def exported(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         entry = session.entry(posted(client))
         session.tell(entry)[0].result.result(60)
         export.write(folder, session, entry, page)
+        export.write(folder / "example", session, entry, None)
         own = f"api/traces/{entry.id}"
         live = {
             f"{own}.json": f"{own}",
@@ -58,19 +59,27 @@ def exported(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         yield folder, entry.id, {file: client.get(f"/{path}").content for file, path in live.items()}
 
 
+def held(folder: Path) -> dict[str, dict[str, str]]:
+    """The answers that every script beside the page holds."""
+    names = ["data.js", *(f"data/{file.name}" for file in (folder / "data").iterdir())]
+    told = {name: (folder / name).read_text() for name in names}
+    assert all(text.startswith(export.HELD) for text in told.values())
+    return {name: json.loads(text.removeprefix(export.HELD).rstrip(");\n")) for name, text in told.items()}
+
+
 def test_files_are_the_live_answers(exported: tuple[Path, str, dict[str, bytes]]) -> None:
     folder, _, live = exported
     for file, answer in live.items():
-        assert inflated((folder / file).read_bytes()) == answer, file
+        assert inflated((folder / "example" / file).read_bytes()) == answer, file
 
 
-def test_a_page_from_disk_finds_every_file_in_one_script(exported: tuple[Path, str, dict[str, bytes]]) -> None:
+def test_a_page_finds_every_answer_in_the_script_of_its_kind(exported: tuple[Path, str, dict[str, bytes]]) -> None:
     folder, _, live = exported
-    script = (folder / "data.js").read_text()
-    head = "window.RHEOSCOPE_FILES="
-    assert script.startswith(head)
-    files = json.loads(script.removeprefix(head).rstrip(";\n"))
-    assert {str(file.relative_to(folder)) for file in (folder / "api").rglob("*.*")} == set(files)
+    scripts = held(folder)
+    assert all(export.script_of(file) == name for name, files in scripts.items() for file in files)
+    files = {file: data for script in scripts.values() for file, data in script.items()}
+    example = folder / "example"
+    assert {str(file.relative_to(example)) for file in (example / "api").rglob("*.*")} == set(files)
     for file, answer in live.items():
         assert gzip.decompress(base64.b64decode(files[file])) == answer
 
@@ -79,14 +88,16 @@ def test_the_page_is_copied_and_told_what_it_shows(exported: tuple[Path, str, di
     folder, trace, _ = exported
     assert f'id="rheoscope-export">{{"trace":"{trace}"}}</script></head>' in (folder / "index.html").read_text()
     assert (folder / "assets" / "studio.js").exists()
-    assert not (folder / "example").exists()
-    state = json.loads((folder / "api" / "state.json").read_text())
+    assert not (
+        folder / "api"
+    ).exists()  # one copy of everything: what a page from disk can read serves a web server too
+    state = json.loads((folder / "example" / "api" / "state.json").read_text())
     assert (state["example"], state["models"][0]["ready"]) == (trace, True)
 
 
 def test_the_example_is_there_before_any_model(exported: tuple[Path, str, dict[str, bytes]]) -> None:
     folder, trace, live = exported
-    stored = stored_in(folder)
+    stored = stored_in(folder / "example")
     assert stored is not None
     gate = Gate()
     with running(gate, stored=stored) as (session, client):

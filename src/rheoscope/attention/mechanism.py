@@ -19,6 +19,7 @@ from rheoscope.attention.function import as_score, as_value
 from rheoscope.attention.lower.choose import Choice, choose
 from rheoscope.attention.lower.plan import Call, Plan, call_of, planned
 from rheoscope.attention.mask import Mask
+from rheoscope.attention.memory import fitting
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.position import Position
 from rheoscope.attention.score import Score
@@ -77,7 +78,8 @@ class Mechanism(Definition):
             mechanism = self.under(mask)
             check_call(mechanism, q, k, v)
             return choose(mechanism, q, k, v, lowering).run(mechanism, q, k, v)
-        return self.plan(q, k, v, mask, lowering).run(q, k, v)
+        with fitting("attention of this shape", "a shorter text, or float16 and bfloat16 tokens"):
+            return self.plan(q, k, v, mask, lowering).run(q, k, v)
 
     def plan(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None, lowering: str | None = None) -> Plan:
         """The call of these shapes, checked and decided: `plan(q, k, v)` then runs any call like it.

@@ -30,6 +30,7 @@ from rheoscope.models.stopping import between_steps
 from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.weights import usual_device
 
 Figures = dict[str, float | int]
 Tell = Callable[[Figures], object]
@@ -294,7 +295,7 @@ def placed(device: str | None) -> Iterator[Place]:
     ...     place.device, place.first
     (device(type='cpu'), True)
     """
-    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    name = device or usual_device()
     rank, world, local = (
         int(os.environ.get(key, at)) for key, at in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rheoscope.attention.memory import fitting
 from rheoscope.catalogue import analysis
 from rheoscope.report.answers import Answers
 from rheoscope.shapes import RheoscopeError
@@ -207,5 +208,5 @@ def answer(
         raise RheoscopeError(f"draws are at most {MOST_DRAWS:,}, got {settings['draws']:,}; type draws=1000")
     if progress is not None and asked.tells_progress:
         settings = settings | {"progress": progress}
-    with hearing(None if asked.tells_progress else progress):
+    with hearing(None if asked.tells_progress else progress), fitting(name, "a shorter text, or device='cpu'"):
         return asked.ask(**given | settings)

@@ -16,6 +16,7 @@ from rheoscope.models.transformer import Transformer, Translator
 from rheoscope.models.vocabulary import decode, encode
 from rheoscope.opening import DEFAULT
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.weights import usual_device
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,7 +37,7 @@ def show(
     """What `rheoscope generate` does: the text and what the model makes follow it, written as it comes."""
     directory = DEFAULT if model is None else model
     check_ours(directory)
-    network, tokenizer = opened(directory, device)
+    network, tokenizer = opened(directory, device or usual_device())
     if tokenizer is None:
         raise RheoscopeError(f"{directory} holds no tokenizer.json; type a directory that rheoscope train made")
     if isinstance(network, Translator):

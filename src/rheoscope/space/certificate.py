@@ -38,6 +38,7 @@ class Certificate:
     dtype: str
     ignored: tuple[str, ...] = ()
     scores: float = 0.0
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return f"{self._sense}: {self.errors}{self._without}"
@@ -46,8 +47,13 @@ class Certificate:
     def _sense(self) -> str:
         dtype = getattr(torch, self.dtype)
         if dtype.itemsize >= 4:
-            return f"exact on {self.tokens} tokens in {self.dtype}"
-        return f"exact to the rounding of {self.dtype} ({torch.finfo(dtype).eps:.1e}) on {self.tokens} tokens"
+            return f"exact on {self.tokens} tokens in {self.dtype}{self._place}"
+        rounding = f"{self.dtype} ({torch.finfo(dtype).eps:.1e})"
+        return f"exact to the rounding of {rounding} on {self.tokens} tokens{self._place}"
+
+    @property
+    def _place(self) -> str:
+        return "" if self.device == "cpu" else f" on {self.device}"
 
     @property
     def _without(self) -> str:
@@ -107,7 +113,8 @@ def together(found: Sequence[Certificate]) -> Certificate:
 def _refused_if_wrong(trace: Trace, layers: Sequence[tuple[float, float, float, float]]) -> Certificate:
     dtype = trace.view.dtype
     weights, closure, operators, scores = (_worst(part) for part in zip(*layers, strict=True))
-    found = Certificate(weights, closure, operators, len(trace), str(dtype).removeprefix("torch."), scores=scores)
+    name, device = str(dtype).removeprefix("torch."), str(trace.points.device)
+    found = Certificate(weights, closure, operators, len(trace), name, scores=scores, device=device)
     unexplained = (_worst((w / max(1.0, s), c / max(1.0, s), o)) for w, c, o, s in layers)
     if not _worst(unexplained) <= slack(dtype):
         raise RheoscopeError(

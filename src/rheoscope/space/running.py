@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.attention.memory import fitting
 from rheoscope.cards import card, counted
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.certificate import Certificate
@@ -99,7 +100,10 @@ class Running(ABC):
         many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
         batch: Any = text if many else [text]
         ids, texts = [self.ids(one) for one in batch], [one if isinstance(one, str) else "" for one in batch]
-        with self.changed(edit, hooks):
+        with (
+            self.changed(edit, hooks),
+            fitting("a text of this length", "a shorter text, fewer texts, or device='cpu'"),
+        ):
             traces = self._traces(ids, texts, logits)
         return traces if many else traces[0]
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rheoscope.attention.memory import check_room
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.stages import Progress
 
@@ -72,6 +73,9 @@ def _of_blocks(held: Any, pool: Executor) -> bytes:
 
 def placed(network: Any, device: torch.device, dtype: torch.dtype | None, tables: tuple[str, ...]) -> Any:
     """The network on a device and in a dtype; buffers whose names end as `tables` say keep theirs."""
+    held = [x for x in [*network.parameters(), *network.buffers()] if x.device != device]
+    size = sum(x.numel() * (dtype or x.dtype).itemsize for x in held)
+    check_room("the model", size, device, "device='cpu', or dtype='bfloat16'")
     kept = {name: x for name, x in network.named_buffers() if name.endswith(tables)}
     network = network.to(device, dtype)
     for name, x in kept.items():
@@ -88,6 +92,17 @@ def dtype_of(dtype: str | None, device: str | None) -> Any:
     if dtype not in known:
         raise RheoscopeError(f"unknown dtype {dtype!r}; type one of {', '.join(known)}")
     return known[dtype]
+
+
+@cache
+def usual_device() -> str:
+    """Where a model goes when nobody says: to a GPU, where there is one that computes, else to the CPU."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    try:  # a driver that is too old, or a card that another process holds alone, is told only by work
+        return "cuda" if float(torch.ones(2, device="cuda").sum()) == 2 else "cpu"
+    except RuntimeError:
+        return "cpu"
 
 
 def device_of(device: str) -> torch.device:

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -17,6 +18,8 @@ from rheoscope.studio.session import Entry, Session
 from rheoscope.studio.starting import FIRST, Opening, opened
 from rheoscope.studio.stored import EXAMPLE, STATIC, inflated
 
+HELD = "Object.assign(window.RHEOSCOPE_FILES??={},"
+"""How a script of answers starts; each adds its own to those that are there."""
 MARK = '<script type="application/json" id="rheoscope-export">{}</script>'
 FINE_PAIRS = 2_000_000
 """Pairs of tokens, over all heads, beyond which maps are told in fewer steps and what heads see is left out: a few megabytes are a page."""
@@ -52,10 +55,10 @@ def asked(session: Session, text: str) -> Entry:
 
 
 def write(folder: Path, session: Session, entry: Entry, page: Path | None) -> int:
-    """All files of an export; gives their size in bytes."""
+    """All files of an export, answers in scripts beside the page or, without one, as they are; gives their size in bytes."""
     files = {path: packed(path, data) for path, data in answers(session, entry)}
     if page is not None:
-        files["data.js"] = script(files)
+        files = scripts(files)
         shutil.copytree(page, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(EXAMPLE))
         files["index.html"] = marked((page / "index.html").read_text(encoding="utf-8"), entry.id).encode()
     for path, data in files.items():
@@ -100,10 +103,24 @@ def packed(path: str, data: bytes) -> bytes:
     return gzip.compress(data, 9, mtime=0) if many else data
 
 
-def script(files: dict[str, bytes]) -> bytes:
-    """Every answer in one classic script, which a page that was opened from disk may read; all of them compressed."""
-    told = {path: base64.b64encode(gzip.compress(inflated(data), 9, mtime=0)).decode() for path, data in files.items()}
-    return f"window.RHEOSCOPE_FILES={json.dumps(told, separators=(',', ':'))};\n".encode()
+def scripts(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Every answer in a classic script, which a page may read from disk as from a web server; all of them compressed."""
+    held: dict[str, dict[str, str]] = {}
+    for path, data in files.items():
+        told = base64.b64encode(gzip.compress(inflated(data), 9, mtime=0)).decode()
+        held.setdefault(script_of(path), {})[path] = told
+    return {name: f"{HELD}{json.dumps(told, separators=(',', ':'))});\n".encode() for name, told in held.items()}
+
+
+def script_of(path: str) -> str:
+    """Which script holds an answer: what single heads and tokens are asked for comes when it is asked (wire.ts has the same rule).
+
+    >>> script_of("api/traces/ab/weights/3/1.bin"), script_of("api/traces/ab/token/7.json"), script_of("api/state.json")
+    ('data/layer-3.js', 'data/tokens.js', 'data.js')
+    """
+    if of_head := re.search(r"/(?:weights|spectrum|moves|images)/(\d+)/\d+\.", path):
+        return f"data/layer-{of_head[1]}.js"
+    return "data/tokens.js" if "/token/" in path else "data.js"
 
 
 def marked(page: str, trace: str) -> str:

@@ -32,7 +32,7 @@ def dot(beta: float) -> Mechanism:
 def weights(mechanism: Mechanism, x: Particles) -> Float[Tensor, "n n"]:
     """α_ij: row i belongs to the particle that is moved."""
     every = x[None, None]
-    return reference(mechanism, every, every, every)[1][0, 0]
+    return reference(mechanism, every, every, every[..., :0])[1][0, 0]  # no value is averaged
 
 
 def tangent(x: Particles, y: Particles) -> Particles:

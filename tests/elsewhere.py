@@ -1,0 +1,137 @@
+"""A device that is not the CPU, on a CPU: numbers are real, and what a GPU would refuse is refused.
+
+Under `elsewhere()` a tensor on the device AWAY is a wrapper of one on the CPU. Work on it is done there, but tensors of two devices
+in one operation, a CPU's generator for a tensor elsewhere and numpy of it raise, as they would with CUDA. So a tensor that was
+made without the device of its inputs is found where no GPU is.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+AWAY = torch.device("meta")
+"""The one device of torch that has neither numbers nor a driver of its own: the numbers are kept beside."""
+MIXED = {"copy_", "_to_copy", "index", "index_put_", "_index_put_impl_", "index_put", "_unsafe_index"}
+"""What takes tensors of two devices on a GPU too: copies, and places told by a CPU."""
+
+
+class Away(Tensor):
+    """A tensor elsewhere; `here` has its numbers."""
+
+    here: Tensor
+
+    @staticmethod
+    def __new__(cls, here: Tensor) -> "Away":
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            here.size(),
+            strides=here.stride(),
+            storage_offset=here.storage_offset(),
+            dtype=here.dtype,
+            device=AWAY,
+            requires_grad=here.requires_grad,
+        )
+        made.here = here
+        return made
+
+    def tolist(self) -> Any:
+        return self.here.tolist()
+
+    def data_ptr(self) -> int:
+        return self.here.data_ptr()
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Away({self.here})"
+
+    @classmethod
+    def __torch_dispatch__(cls, call: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return done(call, args, kwargs or {})
+
+
+class _Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, call: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return done(call, args, kwargs or {})
+
+
+class _Literals(TorchFunctionMode):
+    """Numbers of Python are made a tensor below the level of operations: they are sent away after that."""
+
+    def __torch_function__(self, call: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if call in (torch.tensor, torch.as_tensor) and kwargs.get("device") == AWAY:
+            del kwargs["device"]
+            return call(*args, **kwargs).to(AWAY)
+        if call is Tensor.new_tensor and isinstance(args[0], Away):
+            return torch.tensor(args[1], dtype=kwargs.get("dtype") or args[0].dtype).to(AWAY)
+        if call in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], Away):
+            places = args[1] if isinstance(args[1], tuple) else (args[1],)
+            told = tuple(
+                torch.tensor(one, dtype=None if one else torch.long).to(AWAY) if isinstance(one, list) else one
+                for one in places
+            )
+            return call(args[0], told, *args[2:])
+        return call(*args, **kwargs)
+
+
+@contextmanager
+def elsewhere() -> Iterator[torch.device]:
+    """While it is entered, tensors can be made on the device it gives and moved there."""
+    asked = torch.is_autocast_enabled
+    with _Operations(), _Literals(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "is_autocast_enabled", lambda device="cpu": device != AWAY.type and asked(device))
+        yield AWAY
+
+
+def done(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The operation on the CPU, told to be on the device where a GPU would have done it."""
+    name, tensors = call.overloadpacket.__name__, [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    refuse(name, tensors)
+    away = goes_away(name, tensors, args, kwargs.get("device"))
+    if away and kwargs.get("generator") is not None:
+        raise RuntimeError(f"{name} elsewhere with a generator of the CPU")
+    if kwargs.get("device") is not None:
+        kwargs = kwargs | {"device": torch.device("cpu")}
+    known = {id(_here(x)): x for x in tensors}
+    out = call(*tree_map(_here, args), **tree_map(_here, kwargs))
+
+    def told(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        same = known.get(id(x))
+        if same is not None and isinstance(same, Away) == away:
+            return same
+        return Away(x) if away else x
+
+    return tree_map(told, out)
+
+
+def refuse(name: str, tensors: Sequence[Tensor]) -> None:
+    """Tensors of two devices; a number alone may come from the CPU."""
+    assert all(isinstance(x, Away) or x.device != AWAY for x in tensors), (
+        f"{name}: numbers were lost on the way, see _Literals"
+    )
+    away = [isinstance(x, Away) for x in tensors]
+    if any(away) and name not in MIXED and any(not far and x.ndim for far, x in zip(away, tensors, strict=True)):
+        shapes = [
+            f"{tuple(x.shape)} {'elsewhere' if far else 'on the CPU'}" for far, x in zip(away, tensors, strict=True)
+        ]
+        raise RuntimeError(f"{name} of tensors on two devices: {', '.join(shapes)}")
+
+
+def goes_away(name: str, tensors: Sequence[Tensor], args: tuple, device: Any) -> bool:
+    if name == "copy_":
+        return isinstance(args[0], Away)
+    if device is not None:
+        return torch.device(device) == AWAY
+    return any(isinstance(x, Away) for x in tensors)
+
+
+def _here(x: Any) -> Any:
+    return x.here if isinstance(x, Away) else x
