@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rheoscope.attention import speed as measuring
 from rheoscope.attention.speed import CPU, Measured, Ratio, compared, measure
 from rheoscope.attention.zoo import ZOO
 from rheoscope.report import speed
@@ -38,6 +39,21 @@ def test_what_would_take_too_long_is_left_out_and_said_to_be() -> None:
     assert rows[1].forward is None
     assert rows[1].note.startswith("left out: about")
     assert rows[1].note in row_of(rows[1])[-1]
+
+
+def test_no_more_time_than_there_is() -> None:
+    rows = list(measure(replace(SMALL, limit=0.0), (4,), {"relu": compared(2, 8)["relu"]}))
+    assert [row.note for row in rows] == ["left out: the 0 s for all are over"]
+
+
+def test_what_does_not_fit_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*inputs: object) -> float:
+        raise torch.OutOfMemoryError("Tried to allocate 40.00 GiB.")
+
+    monkeypatch.setattr(measuring, "_warm", full)
+    (row,) = measure(SMALL, (4,), {"relu": compared(2, 8)["relu"]})
+    assert row.note == "Tried to allocate 40.00 GiB."
+    assert row.forward is None
 
 
 def test_every_mechanism_of_the_zoo_is_compared() -> None:

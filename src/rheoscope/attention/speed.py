@@ -25,6 +25,7 @@ from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.attention.position import ALiBi, Buckets, alibi_slopes
 from rheoscope.attention.score import Gram, SoftCap
 from rheoscope.attention.zoo import ZOO
+from rheoscope.shapes import RheoscopeError
 
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 FUSED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -47,6 +48,8 @@ class Setting:
     """What one row may take; a single call that takes longer is left out at greater lengths."""
     exact: int = 256
     """Tokens of the texts on which errors are measured."""
+    limit: float = 200.0
+    """Seconds for all rows together; those that come later are left out."""
 
     def texts(self, n: int) -> int:
         """As many as make 16 thousand tokens on a GPU; one on a CPU."""
@@ -111,34 +114,34 @@ def measure(
     setting: Setting, lengths: Sequence[int], mechanisms: Mapping[str, Mechanism] | None = None
 ) -> Iterator[Measured]:
     """A row for every mechanism and length, as soon as it is measured."""
+    end = time.perf_counter() + setting.limit
     for name, mechanism in (mechanisms or compared(setting.heads, setting.width)).items():
         own = {at: x.to(setting.device) for at, x in tensors(mechanism).items()}
         made, call = with_tensors(mechanism, own), 0.0
         exactness = cache(partial(errors, made, setting=setting))
         for before, n in zip([lengths[0], *lengths], lengths, strict=False):
-            expected = call * (setting.texts(n) * n**2) / (setting.texts(before) * before**2)
-            if expected > 4 * setting.seconds:
-                yield replace(_told(name, made, n, setting), note=f"left out: about {expected:.2g} s a call")
-                call = expected
+            call *= (setting.texts(n) * n**2) / (setting.texts(before) * before**2)
+            row, late = _told(name, made, n, setting), time.perf_counter() > end
+            if late or call > 4 * setting.seconds:
+                note = f"the {setting.limit:.0f} s for all are over" if late else f"about {call:.2g} s a call"
+                yield replace(row, note=f"left out: {note}")
                 continue
-            row, call = one(name, made, n, setting)
-            error, gradient_error = (None, None) if row.note else exactness(row.lowering)
-            yield replace(row, error=error, gradient_error=gradient_error)
+            try:
+                row, call = one(row, made, setting)
+                error, gradient_error = exactness(row.lowering)
+                yield replace(row, error=error, gradient_error=gradient_error)
+            except (torch.OutOfMemoryError, RheoscopeError) as failure:
+                yield replace(row, note=str(failure).splitlines()[0])
 
 
-def one(name: str, mechanism: Mechanism, n: int, setting: Setting) -> tuple[Measured, float]:
-    """One row, and the seconds of a call."""
-    row = _told(name, mechanism, n, setting)
-    inputs = setting.tokens(setting.texts(n), n)
-    fused, ours = peer(mechanism, setting), mechanism.attend
+def one(row: Measured, mechanism: Mechanism, setting: Setting) -> tuple[Measured, float]:
+    """The row with its times and memory, and the seconds of a call."""
+    inputs = setting.tokens(setting.texts(row.tokens), row.tokens)
+    fused, ours, graded = peer(mechanism, setting), mechanism.attend, mechanism.domain.differentiable
     start = time.perf_counter()
-    try:
-        call = _warm(ours, inputs, setting)
-    except torch.OutOfMemoryError:
-        return replace(row, note="does not fit this GPU's memory"), 0.0
+    call = _warm(ours, inputs, setting)
     first = time.perf_counter() - start
     forward = beside(fused, ours, inputs, False, setting)
-    graded = mechanism.domain.differentiable
     both = beside(fused, ours, inputs, True, setting) if graded else None
     peak = _peak(ours, inputs, graded) if setting.device == "cuda" else None
     return replace(row, forward=forward, both=both, peak_bytes=peak, first_call=first), call
