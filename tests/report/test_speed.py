@@ -10,7 +10,7 @@ from rheoscope.attention import speed as measuring
 from rheoscope.attention.speed import CPU, Measured, Ratio, compared, measure
 from rheoscope.attention.zoo import ZOO
 from rheoscope.report import speed
-from rheoscope.report.speed import as_json, markdown, row_of, setting_for, table
+from rheoscope.report.speed import as_json, by_mechanism, markdown, row_of, setting_for, table
 from rheoscope.shapes import RheoscopeError
 
 SMALL = replace(CPU, heads=2, width=8, rounds=2, seconds=0.01, exact=8)
@@ -19,8 +19,8 @@ SMALL = replace(CPU, heads=2, width=8, rounds=2, seconds=0.01, exact=8)
 def test_a_row_for_every_mechanism_and_length() -> None:
     some = {name: compared(2, 8)[name] for name in ("metric", "hard", "sinkhorn", "soft-cap")}
     rows = list(measure(SMALL, (4, 8), some))
-    assert [(row.name, row.tokens) for row in rows] == [(name, n) for name in some for n in (4, 8)]
-    metric, hard = rows[0], rows[2]
+    assert [(row.name, row.tokens) for row in rows] == [(name, n) for n in (4, 8) for name in some]
+    metric, hard = rows[0], rows[1]
     assert metric.lowering == "sdpa"
     assert metric.forward is not None
     assert metric.both is not None
@@ -34,9 +34,10 @@ def test_a_row_for_every_mechanism_and_length() -> None:
 def test_what_would_take_too_long_is_left_out_and_said_to_be() -> None:
     slow = replace(SMALL, seconds=1e-9)
     rows = list(measure(slow, (4, 64), {"relu": compared(2, 8)["relu"]}))
-    assert rows[0].forward is not None
-    assert rows[0].forward.rounds == 1
+    assert rows[0].note.startswith("no rounds: ")
+    assert rows[0].error is not None
     assert rows[1].forward is None
+    assert rows[1].error is None
     assert rows[1].note.startswith("left out: about")
     assert rows[1].note in row_of(rows[1])[-1]
 
@@ -52,7 +53,7 @@ def test_what_does_not_fit_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(measuring, "_warm", full)
     (row,) = measure(SMALL, (4,), {"relu": compared(2, 8)["relu"]})
-    assert row.note == "Tried to allocate 40.00 GiB."
+    assert row.note == "failed: Tried to allocate 40.00 GiB."
     assert row.forward is None
 
 
@@ -66,6 +67,11 @@ def test_the_same_row_everywhere() -> None:
     assert row_of(row) == words
     assert [cell.text for cell in table([row], SMALL).rows[0]] == words
     assert markdown([row]).splitlines()[-1] == f"| {' | '.join(words)} |"
+
+
+def test_rows_of_a_mechanism_stand_together() -> None:
+    rows = [Measured(name, n, "sdpa", "") for n in (8, 4) for name in ("b", "a")]
+    assert [(row.name, row.tokens) for row in by_mechanism(rows)] == [("b", 4), ("b", 8), ("a", 4), ("a", 8)]
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

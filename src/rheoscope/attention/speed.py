@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class Setting:
 
 
 CPU = Setting()
-GPU = Setting("cuda", torch.bfloat16, heads=16, rounds=15, seconds=0.25, exact=512)
+GPU = Setting("cuda", torch.bfloat16, heads=16, rounds=15, seconds=0.15, exact=512, limit=150.0)
 
 
 @dataclass(frozen=True)
@@ -113,38 +113,47 @@ def compared(heads: int, width: int) -> dict[str, Mechanism]:
 def measure(
     setting: Setting, lengths: Sequence[int], mechanisms: Mapping[str, Mechanism] | None = None
 ) -> Iterator[Measured]:
-    """A row for every mechanism and length, as soon as it is measured."""
-    end = time.perf_counter() + setting.limit
-    for name, mechanism in (mechanisms or compared(setting.heads, setting.width)).items():
-        own = {at: x.to(setting.device) for at, x in tensors(mechanism).items()}
-        made, call = with_tensors(mechanism, own), 0.0
-        exactness = cache(partial(errors, made, setting=setting))
-        for before, n in zip([lengths[0], *lengths], lengths, strict=False):
-            call *= (setting.texts(n) * n**2) / (setting.texts(before) * before**2)
-            row, late = _told(name, made, n, setting), time.perf_counter() > end
+    """A row for every length and mechanism, as soon as it is measured: all mechanisms of the first length come first."""
+    end, calls = time.perf_counter() + setting.limit, dict[str, float]()
+    every = {name: _moved(f, setting) for name, f in (mechanisms or compared(setting.heads, setting.width)).items()}
+    exactness = cache(lambda name, lowering: errors(every[name], lowering, setting))
+    for n in lengths:
+        for name, mechanism in every.items():
+            row, pairs = _told(name, mechanism, n, setting), setting.texts(n) * n**2
+            late, call = time.perf_counter() > end, calls.get(name, 0.0) * pairs
             if late or call > 4 * setting.seconds:
                 note = f"the {setting.limit:.0f} s for all are over" if late else f"about {call:.2g} s a call"
                 yield replace(row, note=f"left out: {note}")
                 continue
             try:
-                row, call = one(row, made, setting)
-                error, gradient_error = exactness(row.lowering)
+                row, call = one(row, mechanism, setting)
+                calls[name] = call / pairs
+                error, gradient_error = exactness(name, row.lowering)
                 yield replace(row, error=error, gradient_error=gradient_error)
-            except (torch.OutOfMemoryError, RheoscopeError) as failure:
-                yield replace(row, note=str(failure).splitlines()[0])
+            except (
+                RuntimeError,
+                RheoscopeError,
+            ) as failure:  # no memory, or a kernel that torch cannot compile for this machine
+                yield replace(row, note=f"failed: {str(failure).splitlines()[0]}")
+
+
+def _moved(mechanism: Mechanism, setting: Setting) -> Mechanism:
+    return with_tensors(mechanism, {at: x.to(setting.device) for at, x in tensors(mechanism).items()})
 
 
 def one(row: Measured, mechanism: Mechanism, setting: Setting) -> tuple[Measured, float]:
-    """The row with its times and memory, and the seconds of a call."""
+    """The row with its times and memory, and the seconds of a call; of one that is long no more than those."""
     inputs = setting.tokens(setting.texts(row.tokens), row.tokens)
     fused, ours, graded = peer(mechanism, setting), mechanism.attend, mechanism.domain.differentiable
     start = time.perf_counter()
     call = _warm(ours, inputs, setting)
-    first = time.perf_counter() - start
+    row = replace(row, first_call=time.perf_counter() - start)
+    if call > 4 * setting.seconds:
+        return replace(row, note=f"no rounds: {call:.2g} s a call"), call
     forward = beside(fused, ours, inputs, False, setting)
     both = beside(fused, ours, inputs, True, setting) if graded else None
     peak = _peak(ours, inputs, graded) if setting.device == "cuda" else None
-    return replace(row, forward=forward, both=both, peak_bytes=peak, first_call=first), call
+    return replace(row, forward=forward, both=both, peak_bytes=peak), call
 
 
 def _told(name: str, mechanism: Mechanism, n: int, setting: Setting) -> Measured:

@@ -123,6 +123,30 @@ def test_a_long_past_is_taken_in_two_where_its_bias_ends() -> None:
         assert torch.equal(beyond, beyond[..., :1].expand_as(beyond))
 
 
+def test_tiles_that_do_not_fit_are_tried_smaller() -> None:
+    tried: list[Any] = []
+
+    def compiled(q: Tensor, tiles: Any) -> Tensor:
+        tried.append(tiles)
+        if len(tried) < 3:
+            raise RuntimeError("No valid triton configs. OutOfMemoryError: out of resource: shared memory")
+        return q
+
+    class Played(flex.Kernel):
+        @property
+        def compiled(self) -> Any:  # type: ignore[override]
+            return compiled
+
+        @compiled.deleter
+        def compiled(self) -> None: ...
+
+    kernel = Played(flex.at_once)
+    assert kernel.fitting(torch.ones(1)).item() == 1
+    assert tried == list(flex.TILES)
+    assert kernel.fitting(torch.ones(1)).item() == 1
+    assert len(tried) == 4
+
+
 def test_what_has_no_form_for_a_pair_is_refused() -> None:
     q, k, v = inputs()
     assert "half precision on a GPU, these are float64 on cpu" in str(flex.offer(made("scaled_dot"), q, k, v))

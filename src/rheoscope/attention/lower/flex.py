@@ -31,8 +31,8 @@ from rheoscope.attention.mask import Before, Causal, Mask, Window
 from rheoscope.attention.parameters import tensors
 from rheoscope.attention.position import PairBias
 
-WITH_BIAS = {"num_stages": 2}
-"""Beside a table of biases fewer tiles are loaded ahead, or they do not fit."""
+TILES: tuple[Any, ...] = (None, {"num_stages": 2}, {"num_stages": 1, "BLOCK_M": 64, "BLOCK_N": 64})
+"""How flex_attention tiles: as it likes, with fewer tiles loaded ahead (beside a table of biases), or with small ones."""
 LONG = 8
 """How many times its reach a bias may be from its end for it to be worth two kernels."""
 BLOCK = 128
@@ -86,23 +86,33 @@ class Kernel:
     """flex_attention compiled for one plan, at the first call; torch counts what it compiles by function, so each has its own."""
 
     def __init__(self, how: FunctionType) -> None:
-        self.how = how
+        self.how, self.tiles = how, list(TILES)
 
     @cached_property
     def compiled(self) -> Any:
         fast.tell_compiler()
         return torch.compile(FunctionType(self.how.__code__.replace(), self.how.__globals__), dynamic=False)
 
+    def fitting(self, *inputs: Any) -> Any:
+        """With the first tiles that fit the machine."""
+        while True:
+            try:
+                return self.compiled(*inputs, self.tiles[0])
+            except RuntimeError as error:
+                if "out of resource" not in str(error) or len(self.tiles) == 1:
+                    raise
+                del self.tiles[0], self.compiled
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
         """One graph, compiled with its backward pass: without gradients another one would have to be."""
         with torch.enable_grad():
             rows = [x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v)]
-            out, lse = self.compiled(*rows, *how)
+            out, lse = self.fitting(*rows, *how)
         graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         return (out, lse) if graded else (out.detach(), lse.detach())
 
 
-def at_once(q: Tensor, k: Tensor, v: Tensor, scale: float, modify: Any, blocks: Any, options: Any) -> Any:
+def at_once(q: Tensor, k: Tensor, v: Tensor, scale: float, modify: Any, blocks: Any, options: Any = None) -> Any:
     """Outputs and log-sum-exp of all keys that blocks permit."""
     out, aux = flex_attention(q, k, v, modify, blocks, scale, kernel_options=options, return_aux=AuxRequest(lse=True))
     return out, aux.lse
@@ -115,14 +125,14 @@ def apart(
     scale: float,
     near: Any,
     near_blocks: Any,
-    options: Any,
     far: Any,
     far_blocks: Any,
     shift: Tensor,
+    options: Any = None,
 ) -> Any:
     """The same in two: near keys with their biases, and far ones, to all of which `shift` is added; joined by their sums."""
     a, within = at_once(q, k, v, scale, near, near_blocks, options)
-    b, beyond = at_once(q, k, v, scale, far, far_blocks, {})
+    b, beyond = at_once(q, k, v, scale, far, far_blocks, options)
     beyond = beyond + shift
     share = torch.sigmoid(beyond - within)[..., None]
     return (a + (b.float() - a.float()) * share).to(a.dtype), torch.logaddexp(within, beyond)
@@ -153,9 +163,9 @@ def pairs(mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor) -> tuple
     """What happens to scores and which blocks there are, as `at_once` or `apart` reads them."""
     (m, n), mask = (q.shape[-2], k.shape[-2]), mechanism.mask
     bias = None if mechanism.position.nowhere else mechanism.position.pair_bias(m, n)
-    modify, options = modification(form, bias, n - m), {} if bias is None else WITH_BIAS
+    modify = modification(form, bias, n - m)
     if how(mechanism, n) is at_once:
-        return modify, None if mask.forbids_nothing else block_mask(mask, q, k), options
+        return modify, None if mask.forbids_nothing else block_mask(mask, q, k)
     reach = mechanism.position.reach
     assert reach is not None, "apart() has seen it"
     near, far = (block_mask(part, q, k) for part in nearby(reach))
@@ -163,7 +173,7 @@ def pairs(mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor) -> tuple
         torch.full((1,), reach, device=q.device), torch.zeros(1, dtype=torch.long, device=q.device)
     )
     assert shift is not None, "it has a reach"
-    return modify, near, options, modification(form, None, n - m), far, shift.float()[:, 0]
+    return modify, near, modification(form, None, n - m), far, shift.float()[:, 0]
 
 
 @cache
