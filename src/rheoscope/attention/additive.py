@@ -35,6 +35,10 @@ class Additive(Score):
     def __call__(self, q: Queries, k: Keys) -> Scores:
         return (self._hidden(q, k) @ self.w.to(q.dtype).unsqueeze(-3)).squeeze(-1)
 
+    def tanh(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor, Tensor]:
+        w = self.w.to(q.dtype).squeeze(-1)
+        return q @ self.W.to(q.dtype), k @ self.U.to(k.dtype), w[None] if w.ndim == 1 else w
+
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
         t = self._hidden(q, k)
         before = (1 - t * t) * self.w.to(q.dtype).mT.unsqueeze(-3) * r[..., None]

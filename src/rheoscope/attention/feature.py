@@ -60,6 +60,11 @@ class Feature(Part, ABC):
         """FLOPs of the matrix products for one row."""
         raise self.untold("flops", "what it costs")
 
+    @property
+    def elementwise(self) -> str:
+        """The name by which kernels know it, where it maps every number by itself; nothing where they do not."""
+        return ""
+
 
 def of_heads(x: Tensor, some: list[int], axis: int) -> Tensor:
     """A tensor that holds something for each head along `axis`, for some of them; shared by all where it has no such axis.
@@ -173,6 +178,7 @@ class Unit(Feature):
 class EluPlusOne(Feature):
     """phi(x) = elu(x) + 1 > 0, the positive feature map of linear attention (arXiv:2006.16236)."""
 
+    elementwise = "elu_plus_one"
     linear = False
     flops = 0
 

@@ -11,8 +11,7 @@ function. `SoftCap` wraps any of them.
 
 A score is a frozen value: `score(q, k)` is the formula; `score.pull(q, k, r)` carries the gradient r of the scores back
 to q, k and the score's own tensors in closed form; `score.dot(q, k)` gives the same scores as an ordinary dot product
-plus a bias per query and per key, or None where no such form exists. The last is what lets a metric run on a fused
-dot-product kernel, exactly. The rest of `Score` is what models and analyses ask.
+plus a bias per query and per key, or None where no such form exists: it lets a metric run on a fused kernel, exactly.
 """
 
 from abc import ABC, abstractmethod
@@ -117,6 +116,15 @@ class Score(Part, ABC):
         """Whether a vector added to every key adds the same number to all scores of a query."""
         raise self.untold("linear_in_keys", "whether it is linear in its keys")
 
+    def tanh(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """a (b, h, m, x), c (b, h, n, x) and w (h, x) or (1, x) where it is the sum w . tanh(a_i + c_j) over hidden units."""
+        return None
+
+    @property
+    def elementwise(self) -> str:
+        """The map, by the name that kernels know, of which it is the bare inner product; nothing where it is not one."""
+        return ""
+
     def flops(self, d: int) -> Flops:
         """What the matrix products of the definition cost, for tokens of width d."""
         raise self.untold("flops", "what it costs")
@@ -165,6 +173,10 @@ class Gram(Score):
 
     def scaled(self, by: float) -> "Gram":
         return replace(self, scale=by) if self.scale is None else self
+
+    @property
+    def elementwise(self) -> str:
+        return self.phi.elementwise if self.scale == 1 else ""
 
     def of_heads(self, some: list[int]) -> "Gram":
         return replace(self, phi=self.phi.of_heads(some))

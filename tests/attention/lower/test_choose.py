@@ -42,9 +42,9 @@ def test_a_choice_prints_itself_and_what_it_passed_over() -> None:
     lines = str(taken("sigmoid")).splitlines()
     assert lines[0].startswith("reference: the definition itself")
     assert [line.split(":")[0] for line in lines[1:]] == [
-        f"  not {name}" for name in ("prefix", "shaped", "cudnn", "flex", "sdpa", "blocks")
+        f"  not {name}" for name in ("kernels", "prefix", "shaped", "cudnn", "flex", "sdpa", "blocks")
     ]
-    assert "Sigmoid, not softmax" in lines[5]
+    assert "Sigmoid, not softmax" in lines[6]
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -63,7 +63,7 @@ def test_the_one_named_is_taken_or_refused() -> None:
         assert choose(made("scaled_dot"), q, k, v, only=lowering).name == lowering
     with pytest.raises(RheoscopeError, match="Entmax, not softmax"):
         choose(made("entmax15"), q, k, v, only="sdpa")
-    with pytest.raises(RheoscopeError, match="unknown lowering 'flash'; type one of prefix"):
+    with pytest.raises(RheoscopeError, match="unknown lowering 'flash'; type one of kernels"):
         choose(made("entmax15"), q, k, v, only="flash")
 
 

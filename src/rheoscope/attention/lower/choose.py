@@ -11,10 +11,12 @@ from torch import Tensor
 
 from rheoscope.attention.definition import Definition
 from rheoscope.attention.lower import blocks, cudnn, flex, plain, prefix, sdpa, shaped
+from rheoscope.attention.lower.kernels import offer as kernels
 from rheoscope.attention.lower.offer import Lowerings, Offer, Run, first
 from rheoscope.shapes import RheoscopeError
 
 LOWERINGS: Lowerings = {
+    "kernels": kernels.offer,
     "prefix": prefix.offer,
     "shaped": shaped.offer,
     "cudnn": cudnn.offer,

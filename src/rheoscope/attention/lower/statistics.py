@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.border import check_call, check_finite
 from rheoscope.attention.definition import Definition, Masked
 from rheoscope.attention.feature import Identity
 from rheoscope.attention.lower.blocks import Block, walk
+from rheoscope.attention.lower.kernels import offer as kernels
+from rheoscope.attention.mask import Padding
 from rheoscope.shapes import RheoscopeError
 
 PerRow = Float[Tensor, "b h m"]
@@ -48,6 +50,7 @@ def weight_statistics(
     k: Tensor,
     mask: Masked = None,
     of: dict[str, Callable[[Block], Tensor]] | None = None,
+    lengths: Int[Tensor, " b"] | None = None,
 ) -> dict[str, Tensor]:
     """Entropy, sink mass, top weight, mean distance and column sums of all weights, never holding them.
 
@@ -55,7 +58,10 @@ def weight_statistics(
 
     **Gives** per row (b, h, m): `entropy` (nats), `first` (weight on the first token), `top` (largest weight), `distance`
     (mean |i - j|, tokens); per key (b, h, n): `received` (column sums). `of` adds your own: a function from a `Block`
-    (weights of some rows over some keys, with their positions) to (b, h, rows, …), joined along the rows.
+    (weights of some rows over some keys, with their positions) to (b, h, rows, …), joined along the rows. `lengths` says
+    how long each text is where shorter ones are filled up on the right: what lies beyond is neither query nor key, 0.
+
+    **On a GPU** softmax of dot products takes two passes of a kernel, one along rows and one along columns.
 
     **Laws** equal to the same numbers of `mechanism.weights`, which holds the whole map.
 
@@ -74,14 +80,34 @@ def weight_statistics(
             f"{type(mechanism.normaliser).__name__} weights can be negative, so they have no entropy; "
             "ask for its softmax part: mechanism('scaled_dot')"
         )
-    questions, answers = PER_ROW | (of or {}), dict[str, Tensor]()
+    if not of:
+        fast = kernels.statistics(mechanism, q, k, lengths)
+        if not isinstance(fast, str):
+            return fast
+    return walked(mechanism, q, k, PER_ROW | (of or {}), lengths)
+
+
+def walked(
+    mechanism: Definition,
+    q: Tensor,
+    k: Tensor,
+    questions: dict[str, Callable[[Block], Tensor]],
+    lengths: Int[Tensor, " b"] | None,
+) -> dict[str, Tensor]:
+    """The answers for any normaliser, block by block."""
+    m, n, answers = q.shape[-2], k.shape[-2], dict[str, Tensor]()
+    if lengths is not None:
+        real = torch.arange(n, device=q.device) < lengths[:, None]
+        mechanism = mechanism.under(Padding(real))
     exact = torch.promote_types(q.dtype, torch.float32)
-    received = torch.zeros(*q.shape[:2], k.shape[-2], dtype=exact, device=q.device)
+    received = torch.zeros(*q.shape[:2], n, dtype=exact, device=q.device)
     for block in walk(mechanism, q, k):
+        if lengths is not None:
+            block = replace(block, weights=block.weights * (block.i < lengths[:, None])[:, None, :, None])
         for name, ask in questions.items():
             part = ask(block)
             if name not in answers:
-                answers[name] = part.new_empty(*part.shape[:2], q.shape[-2], *part.shape[3:])
+                answers[name] = part.new_empty(*part.shape[:2], m, *part.shape[3:])
             answers[name][:, :, block.rows] = part
         received[..., block.keys] += block.weights.sum(-2)
     return answers | {"received": received}

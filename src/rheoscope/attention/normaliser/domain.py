@@ -40,6 +40,13 @@ class Fused(NamedTuple):
         return self.sink is None and not self.dropped
 
 
+class Tiled(NamedTuple):
+    """A normaliser as our own kernels for a GPU know it: the name of a kernel, and the number that it takes."""
+
+    kernel: str
+    number: float = 0.0
+
+
 class Normaliser(Part, ABC):
     """weights = nu(scores), row by row; a score of -inf marks a forbidden key and gets weight exactly 0.
 
@@ -65,6 +72,11 @@ class Normaliser(Part, ABC):
     @property
     def fused(self) -> Fused | None:
         """How a fused softmax kernel computes it; None where none does."""
+        return None
+
+    @property
+    def tiled(self) -> Tiled | None:
+        """Which of our own kernels for a GPU computes it; None where none does."""
         return None
 
     @property

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.normaliser.domain import Normaliser, Pulled
+from rheoscope.attention.normaliser.domain import Normaliser, Pulled, Tiled
 from rheoscope.shapes import RheoscopeError, Scores, Weights
 
 Threshold = Float[Tensor, "b h m 1"]
@@ -38,6 +38,11 @@ class Entmax(Normaliser):
 
     def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
         return entmax_pull(a, d, self.alpha), {}
+
+    @property
+    def tiled(self) -> Tiled | None:
+        """Newton's method finds the threshold surely where sums of u^{1/(alpha - 1)} are convex."""
+        return Tiled("entmax", self.alpha) if self.alpha <= 2 else None
 
     def of_heads(self, some: list[int]) -> "Entmax":
         return self

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from rheoscope.attention.normaliser.domain import Normaliser, Pulled
+from rheoscope.attention.normaliser.domain import Normaliser, Pulled, Tiled
 from rheoscope.shapes import Scores, Weights
 
 
@@ -14,6 +14,7 @@ class Linear(Normaliser):
     """Divides by the sum and nothing else, so o(q) = phi(q) (sum_j phi(k_j) v_j) / phi(q) (sum_j phi(k_j)): O(N)."""
 
     divides_by_sum: ClassVar[bool] = True
+    tiled = Tiled("linear")
 
     def __call__(self, s: Scores) -> Weights:
         s = s.masked_fill(s == -torch.inf, 0)

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
-from rheoscope.attention.normaliser.domain import Normaliser, Pulled, permitted
+from rheoscope.attention.normaliser.domain import Normaliser, Pulled, Tiled, permitted
 from rheoscope.shapes import Scores, Weights
 
 
 @dataclass(frozen=True, eq=False)
 class ReLU(Normaliser):
     """Sparse and without competition; not bounded above."""
+
+    tiled = Tiled("relu")
 
     def __call__(self, s: Scores) -> Weights:
         return s.relu() / permitted(s).sum(-1, keepdim=True).clamp(min=1)

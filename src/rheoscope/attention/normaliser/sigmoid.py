@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rheoscope.attention.normaliser.domain import Normaliser, Pulled
+from rheoscope.attention.normaliser.domain import Normaliser, Pulled, Tiled
 from rheoscope.shapes import Scores, Weights
 
 
@@ -19,6 +19,10 @@ class Sigmoid(Normaliser):
 
     def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
         return d * a * (1 - a), {}
+
+    @property
+    def tiled(self) -> Tiled:
+        return Tiled("sigmoid", self.bias)
 
     def of_heads(self, some: list[int]) -> "Sigmoid":
         return self

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rheoscope.attention.normaliser.domain import Domain, Normaliser, Pulled
+from rheoscope.attention.normaliser.domain import Domain, Normaliser, Pulled, Tiled
 from rheoscope.shapes import Scores, Weights
 
 
@@ -24,6 +24,10 @@ class Sinkhorn(Normaliser):
     shift_invariant: ClassVar[bool] = True
     rowwise: ClassVar[bool] = False
     sums_to_one: ClassVar[bool] = True
+
+    @property
+    def tiled(self) -> Tiled:
+        return Tiled("sinkhorn", self.rounds)
 
     @property
     def axes(self) -> tuple[int, ...]:
