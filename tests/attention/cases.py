@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from rheoscope.attention.additive import Additive
 from rheoscope.attention.definition import reference
 from rheoscope.attention.feature import Linear, Tanh
+from rheoscope.attention.kernel_score import Polynomial
 from rheoscope.attention.lower.choose import LOWERINGS
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.mask import Before, Causal, Document, Mask, NoMask, Padding, Prefix, Table, Window
@@ -32,7 +33,7 @@ from rheoscope.attention.position import (
     Together,
     alibi_slopes,
 )
-from rheoscope.attention.score import Gram, Polynomial, Relation, SoftCap
+from rheoscope.attention.score import Gram, Relation, SoftCap
 from rheoscope.attention.zoo import ZOO
 
 Inputs = tuple[Tensor, Tensor, Tensor]

@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.nn.attention import flex_attention
 
 from rheoscope.attention.definition import positions, reference
+from rheoscope.attention.kernel_score import Laplace, Polynomial
 from rheoscope.attention.lower import flex
 from rheoscope.attention.mask import Causal, Mask, Table, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.parameters import tensors
 from rheoscope.attention.position import Buckets, Position
-from rheoscope.attention.score import Distance, Gram, Laplace, Polynomial, Score, SoftCap
+from rheoscope.attention.score import Distance, Gram, Score, SoftCap
 from tests.attention.cases import HEADS, MASKS, POSITIONS, coins, gap, in_dtype, inputs, made, random
 
 SCORES: dict[str, Score] = {
