@@ -4,6 +4,7 @@ import gc
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 
@@ -18,6 +19,11 @@ os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
 
 ROOT = Path(__file__).parents[1]
+BATTERIES = (
+    *(f"tests/laws/every_{what}.py" for what in ("analysis", "batch", "family", "move")),
+    "tests/first_day/test_half_precision.py::test_every_analysis_is_as_near_as_its_dtype_allows",
+)
+"""Laws of models: with `-m gpu` the models stand on the GPU (tests/place.py), and so their laws are tests of it."""
 UNCHECKED = (
     "src/",
     "tests/covers/test_agreement.py::test_random_heads_lie_inside_their_null",
@@ -58,6 +64,14 @@ if not os.environ.get("CI"):  # hypothesis has its own CI profile: no deadline, 
     settings.load_profile("patient")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "gpu":
+        import torch
+
+        if torch.cuda.is_available():
+            os.environ.setdefault("RHEOSCOPE_TEST_DEVICE", "cuda")
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """The package is first imported here, and not in a process that only hands out tests to its workers."""
     if not is_xdist_controller(session):
@@ -77,13 +91,17 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Public functions are shown by the package and stand in their own files: their examples run there."""
     items[:] = [one for one in items if not one.nodeid.startswith("src/rheoscope/__init__.py::rheoscope.")]
+    if "RHEOSCOPE_TEST_DEVICE" in os.environ:
+        for one in items:
+            if one.nodeid.startswith(BATTERIES):
+                one.add_marker("gpu")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         import torch
 
-        if not torch.cuda.is_available():
+        if not torch.cuda.is_available() and os.environ.get("RHEOSCOPE_TEST_DEVICE") != "away":
             pytest.skip("needs a CUDA device")
     if item.get_closest_marker("real_weights") and not REAL_MODELS.is_dir():
         pytest.skip("needs real checkpoints: set RHEOSCOPE_REAL_MODELS to a directory of them")
@@ -103,6 +121,15 @@ def shared_by_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A folder of this run that all its workers see, and that pytest clears away."""
     own = tmp_path_factory.getbasetemp()
     os.environ["RHEOSCOPE_TESTS_SHARED"] = str(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+
+
+@pytest.fixture(autouse="RHEOSCOPE_TEST_DEVICE" in os.environ)
+def where_the_models_are() -> Iterator[None]:
+    """The pretended device is there while a test runs; a GPU always is."""
+    from tests.elsewhere import elsewhere
+
+    with elsewhere() if os.environ["RHEOSCOPE_TEST_DEVICE"] == "away" else nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True)

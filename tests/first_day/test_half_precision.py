@@ -1,5 +1,6 @@
 """Half precision, as a new user meets it: every analysis and every command in bfloat16 and float16 on the CPU."""
 
+import copy
 import json
 import sys
 from functools import cache
@@ -17,8 +18,9 @@ from rheoscope.report import answers_page, asking
 from rheoscope.report.asking import Subject, ask
 from rheoscope.report.jobs import JOBS, of_a_text
 from rheoscope.space.analysis import Analysis
-from tests.cases import double, model, network
+from tests.cases import model, network
 from tests.laws.every_analysis import call
+from tests.place import PLACE
 from tests.report.cases import answered, small
 
 COUNTED = {"density_clusters", "purity", "distorted_pairs", "agreement"}
@@ -31,11 +33,16 @@ TEXT = "The keys to the cabinet are on the table in the hall"
 
 
 @cache
+def on_the_cpu() -> Any:
+    return rs.load(copy.deepcopy(network("own", torch.float64)).cpu())
+
+
+@cache
 def exactly(name: str) -> Any:
-    return call(name)(double("own"))
+    return call(name)(on_the_cpu())
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALVES if PLACE.type == "cpu" else [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("name", TABLE)
 def test_every_analysis_is_as_near_as_its_dtype_allows(name: str, dtype: torch.dtype) -> None:
     """Ranks and draws jump with the last digit, so fields are judged together: by the middle one of their deviations."""
@@ -72,8 +79,6 @@ def test_a_model_of_transformers_is_taken_in_the_dtype_of_its_checkpoint(dtype: 
 
 def test_tokens_as_long_as_trained_ones_are_do_not_overflow_float16() -> None:
     """The squares of a massive token's coordinates lie beyond 65504: in float16 its norm would be infinite."""
-    import copy
-
     net = copy.deepcopy(network("llama"))
     with torch.no_grad():
         net.model.embed_tokens.weight[5] *= 3000

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
+from rheoscope.attention.definition import positions
 from rheoscope.pretrained.families import FAMILIES
 from rheoscope.space.head import Heads, Norm, Turned
 from rheoscope.space.trace import Trace
@@ -40,6 +41,7 @@ from tests.cases import (
     traced,
     untouched,
 )
+from tests.place import PLACE
 from tests.pretrained.cases import CASES, ISLANDS, changed
 
 F32, F64 = torch.float32, torch.float64
@@ -205,7 +207,7 @@ def test_a_padded_batch_gives_each_text_its_own_points(name: str) -> None:
     for seed, (ids, together) in enumerate(zip(texts, batch, strict=True), 1):
         alone = traced(name, seed=seed, n=len(ids))
         assert together.points.shape == alone.points.shape
-        assert torch.equal(together.ids, ids)
+        assert together.ids.tolist() == ids.tolist()
         assert gap(together.points, alone.points) <= 2e-5
         assert gap(together.weights(1, 2), alone.weights(1, 2)) <= 1e-5
         assert gap(together.displacements(1), alone.displacements(1)) <= 1e-5
@@ -249,7 +251,7 @@ def analytic_scores(block: Heads, x: Tensor) -> Tensor:
     found = x.new_zeros(block.count, n, n)
     position, width = block.mechanism.position, block.W_Q.shape[-1]
     for offset in range(1 - n, n):
-        turn = torch.eye(width, dtype=x.dtype)
+        turn = torch.eye(width, dtype=x.dtype, device=x.device)
         if isinstance(position, Turned):
             turn = position.rotation(offset, width, x)
         key_side = (hat @ block.norm.fold(gained(block.W_K, block.k_norm))).repeat_interleave(
@@ -276,7 +278,7 @@ def test_M_reproduces_the_models_scores_at_every_offset(name: str, dtype: torch.
     trace, own = seen(name, dtype)
     for at, layer in enumerate(own):
         found = analytic_scores(trace.view.blocks[at], trace.read_by(at))
-        bias = trace.view.blocks[at].mechanism.position.bias(torch.arange(LENGTH), torch.arange(LENGTH))
+        bias = trace.view.blocks[at].mechanism.position.bias(*positions(LENGTH, LENGTH, found.device))
         found = found if bias is None else found + bias
         assert gap(found, layer.scores) <= bar(name, dtype, 1e-4)
 
@@ -290,7 +292,7 @@ def test_F_reproduces_the_displacements(name: str, dtype: torch.dtype) -> None:
         block, x = trace.view.blocks[at], trace.read_by(at)
         repeat = block.count // len(block.W_V)
         beta = hat_bias(block.norm, block.W_V, block.b_V).repeat_interleave(repeat, 0)[:, None]
-        gain = torch.ones(()) if block.after is None else block.after.gain
+        gain = torch.ones((), device=x.device) if block.after is None else block.after.gain
         moved = layer.weights @ (block.F().apply(block.norm.hat(x)) + beta @ (block.W_O * gain))
         if block.after is not None:
             written = (layer.weights @ layer.v @ block.W_O).sum(0) + (0 if block.b_O is None else block.b_O)
@@ -316,7 +318,7 @@ def test_norms_are_what_they_say(name: str) -> None:
     for norm in norms:
         width = view.width if norm.gain is None else len(norm.gain)
         x, W = 3 * random(1, 5, width) + 1, random(2, width, 4)
-        bias = torch.zeros(()) if norm.bias is None else norm.bias
+        bias = torch.zeros((), device=PLACE) if norm.bias is None else norm.bias
         assert gap(norm.hat(x) * (1 if norm.gain is None else norm.gain) + bias, norm.own(x)) <= 1e-5
         assert (
             gap(
@@ -336,15 +338,17 @@ def test_only_the_offset_of_positions_matters(name: str) -> None:
     """Law 3: shifted position ids leave scores, weights and logits as they are."""
     ids, shift = text(), 11
     of = double(name)
-    shifted = of.network(input_ids=ids[None], position_ids=torch.arange(LENGTH)[None] + shift).logits[0]
+    shifted = of.network(
+        input_ids=ids[None], position_ids=torch.arange(LENGTH, device=ids.device)[None] + shift
+    ).logits[0]
     assert distance(shifted, seen(name, F64)[0].logits) <= 1e-5
     trace = traced(name, F64)
     for at, block in enumerate(of.view.blocks):
         q, k, _ = block.read(trace.read_by(at))
         k = k.repeat_interleave(block.count // k.shape[1], 1)
         here, there = (
-            block.mechanism.position.place(q, torch.arange(LENGTH) + by)
-            @ block.mechanism.position.place(k, torch.arange(LENGTH) + by).mT
+            block.mechanism.position.place(q, torch.arange(LENGTH, device=q.device) + by)
+            @ block.mechanism.position.place(k, torch.arange(LENGTH, device=k.device) + by).mT
             for by in (0, shift)
         )
         assert gap(here, there) <= 1e-5 * float(here.abs().max())

@@ -74,10 +74,11 @@ def commuting(seed: int, block: Heads) -> Tensor:
         return regular(seed, k)
     still = (position.rotation(5, k, block.W_Q).diagonal() - position.rotation(0, k, block.W_Q).diagonal()).abs() < 1e-9
     turning = int((~still).sum())
-    A = torch.zeros(k, k, dtype=F64)
+    A = torch.zeros(k, k, dtype=F64, device=block.W_Q.device)
     A[turning:, turning:] = regular(seed, k - turning) if turning < k else 0
     a, b = 1 + random(seed + 3, turning // 2), random(seed + 4, turning // 2)
-    first, second = torch.arange(turning // 2), torch.arange(turning // 2, turning)
+    at = torch.arange(turning, device=A.device)
+    first, second = at[: turning // 2], at[turning // 2 :]
     A[first, first], A[second, second], A[first, second], A[second, first] = a, a, b, -b
     for offset in (1, 7):
         R = position.rotation(offset, k, block.W_Q)

@@ -14,6 +14,7 @@ from rheoscope.attention.definition import positions
 from rheoscope.models.checkpoint import save
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
+from tests.place import PLACE
 from tests.pretrained.cases import CONTEXT, LENGTH, VOCABULARY, once, randomised, text
 
 
@@ -91,7 +92,7 @@ def made(name: str) -> Any:
 @once
 def network(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """The module of a case. Shared: change only a copy (`changed`)."""
-    return made(name).to(dtype)
+    return made(name).to(PLACE, dtype)
 
 
 @once
@@ -117,7 +118,7 @@ def traced(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int 
 @torch.no_grad()
 def untouched(name: str, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Logits (n, vocabulary) of a module that Rheoscope never saw."""
-    return made(name).to(dtype)(ids[None])[0]
+    return made(name).to(PLACE, dtype)(ids[None])[0]
 
 
 class Seen:
@@ -128,7 +129,7 @@ class Seen:
         q, k, v = module.project(u, turn)
         repeat = q.shape[1] // k.shape[1]
         self.q, self.k, self.v = q[0], k[0].repeat_interleave(repeat, 0), v[0].repeat_interleave(repeat, 0)
-        i, j = positions(u.shape[1], u.shape[1])
+        i, j = positions(u.shape[1], u.shape[1], u.device)
         mechanism = module.mechanism.current()
         self.permitted = mechanism.under(real).mask(i, j)
         self.scores = mechanism.score(self.q[None], self.k[None])[0]

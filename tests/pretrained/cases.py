@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 
 import rheoscope as rs
 from rheoscope.space.hooks import on_call, on_return
+from tests.place import PLACE
 
 torch.set_num_threads(1)
 hf.logging.set_verbosity_error()
@@ -107,7 +108,7 @@ WITH_LOGITS = [name for name in EVERY if name != "bert_bare"]
 
 
 def random(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64).to(PLACE, dtype)
 
 
 @torch.no_grad()
@@ -138,7 +139,7 @@ def network(name: str, dtype: torch.dtype = torch.float32) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         made = randomised(CASES[name]())
-    return made.to(dtype)
+    return made.to(PLACE, dtype)
 
 
 @once
@@ -161,7 +162,7 @@ def changed(name: str, change: Callable[[Any], None], dtype: torch.dtype = torch
 
 def text(seed: int = 0, n: int = LENGTH) -> Tensor:
     """Token ids, none of them special."""
-    return torch.randint(3, VOCABULARY, (n,), generator=Generator().manual_seed(seed))
+    return torch.randint(3, VOCABULARY, (n,), generator=Generator().manual_seed(seed)).to(PLACE)
 
 
 @once
@@ -175,7 +176,7 @@ def untouched(name: str, ids: Tensor, dtype: torch.dtype = torch.float32) -> Ten
     """Logits (n, vocabulary) of a copy of the model that Rheoscope never saw."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        fresh = randomised(CASES[name]()).to(dtype)
+        fresh = randomised(CASES[name]()).to(PLACE, dtype)
     return fresh(input_ids=ids[None]).logits[0]
 
 
@@ -193,13 +194,14 @@ def stream(name: str, ids: Tensor) -> list[Tensor]:
 def gap(a: Tensor, b: Tensor) -> float:
     """The largest difference."""
     assert a.shape == b.shape, (a.shape, b.shape)
-    return float((a.double() - b.double()).detach().abs().max())
+    return float((a.detach().cpu().double() - b.detach().cpu().double()).abs().max())
 
 
 def distance(a: Tensor, b: Tensor) -> float:
     """|a - b| / |b|."""
     assert a.shape == b.shape, (a.shape, b.shape)
-    return float((a.double() - b.double()).detach().norm() / b.detach().double().norm())
+    a, b = a.detach().cpu().double(), b.detach().cpu().double()
+    return float((a - b).norm() / b.norm())
 
 
 # The model's own attention, seen from outside
@@ -212,7 +214,8 @@ class Seen:
         repeat = q.shape[1] // k.shape[1]
         self.q, self.k, self.v = q[0], k[0].repeat_interleave(repeat, 0), v[0].repeat_interleave(repeat, 0)
         n = q.shape[2]
-        plain = torch.ones(n, n, dtype=torch.bool).tril() if causal else torch.ones(n, n, dtype=torch.bool)
+        every = torch.ones(n, n, dtype=torch.bool, device=PLACE)
+        plain = every.tril() if causal else every
         self.permitted = plain if mask is None else mask[0, 0]
         self.scores = self.q @ self.k.mT * scale
         self.weights = self.scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
