@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.head_types import named, of_weights, repeated, where
+from rheoscope.covers.head_types import Means, named, of_rows, repeated, where
 from tests.cases import double, text, traced
 from tests.covers.cases import bare
 
@@ -68,10 +68,12 @@ def planted(kind: str, n: int = 40) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["previous_token", "induction", "duplicate_token", "sink", "local", "uniform"])
 def test_planted_heads_get_their_names(kind: str) -> None:
     ids, allowed = torch.arange(20).repeat(2), torch.ones(40, 40, dtype=torch.bool).tril()
-    kinds = where(ids, allowed, 5)
-    scores = {name: x[None, None] for name, x in of_weights(planted(kind), allowed, kinds, 5).items()}
-    equal = of_weights(planted("uniform"), allowed, kinds, 5)
-    table = scores | {f"{name}_null": x[None] for name, x in equal.items()}
+    at, found, equal = torch.arange(40), Means(), Means()
+    kinds = where(ids[None], at, at, allowed[None], 5)
+    for means, weights in ((found, planted(kind)), (equal, planted("uniform"))):
+        means.add(of_rows(weights[None, None], allowed[None], kinds, 5))
+    scores = found.means()
+    table = scores | {f"{name}_null": x[0] for name, x in equal.means().items()}
     assert named(table, 0.4).tolist() == [[kind]]
     assert float(scores[kind]) == pytest.approx(1)
 

@@ -13,10 +13,10 @@ F64 = torch.float64
 
 @pytest.mark.parametrize("name", KINDS)
 def test_parts_add_up_to_the_models_scores(name: str) -> None:
-    trace, kept = traced(name, F64), torch.ones(len(text()), dtype=torch.bool)
+    trace, kept = traced(name, F64), torch.ones(1, len(text()), dtype=torch.bool)
     for layer, heads in enumerate(trace.view.blocks):
-        queries, keys = sides(heads, trace.read_by(layer), kept)
-        parts = sum(a @ b.mT for a, b in pairs_of(*placed(heads, queries, keys)))
+        queries, keys = sides(heads, trace.read_by(layer)[None], kept)
+        parts = sum(a @ b.mT for a, b in pairs_of(*placed(heads, queries, keys)))[0]
         for head in range(heads.count):
             bare = trace.scores(layer, head)
             bias = heads.mechanism.position.bias(torch.arange(len(bare)), torch.arange(len(bare)))

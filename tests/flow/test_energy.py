@@ -18,7 +18,6 @@ from tests.cases import POST_NORM, double, random, text, traced
 from tests.pretrained.cases import KINDS, changed
 
 F64 = torch.float64
-ALL = torch.arange(18)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
@@ -108,7 +107,7 @@ def test_the_null_is_that_of_turns_drawn_at_random() -> None:
     """Mean and spread over orthogonal Q in closed form against 4000 draws, for the cosine and for the alignment."""
     trace = traced("llama", F64)
     heads, step = trace.view.blocks[1], step_of(trace, 1)
-    found, M, F = cosines(step, ALL), heads.M(), heads.F()
+    found, M, F = cosines(step, None), heads.M(), heads.F()
     fixed = alignments(Factored(M.left, M.right), F, len(heads.W_K))
     moved, slope = (step.moved @ step.write)[0], (step.slope @ step.ask.mT)[0]
     draws, aligned = [], []
@@ -134,7 +133,7 @@ def test_shared_is_the_mean_over_permuted_tokens() -> None:
         moved, slope = (step.moved @ step.write)[1], (step.slope @ step.ask.mT)[1]
         generator = torch.Generator().manual_seed(0)
         draws = [cosine(moved[torch.randperm(18, generator=generator)], slope) for _ in range(3000)]
-        assert np.mean(draws) == pytest.approx(float(cosines(step, ALL)["cosine_shared"][1]), abs=0.01)
+        assert np.mean(draws) == pytest.approx(float(cosines(step, None)["cosine_shared"][1]), abs=0.01)
 
 
 def test_untrained_heads_are_rarely_called_gradient_like() -> None:

@@ -12,7 +12,8 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.flow.geometry_kept import mantel, neighbours_of, pulls
+from rheoscope.flow.geometry_kept import mantel, neighbours_of
+from rheoscope.flow.token_pairs import drawn_pairs, every_pair
 from rheoscope.space.components import components
 from rheoscope.space.pairs import distances, inner_products
 from rheoscope.space.ranks import unit_ranks
@@ -85,7 +86,37 @@ def test_the_spread_of_the_null_is_that_of_all_permutations() -> None:
 
     every = [float(ranked(a) @ ranked(b[list(order)][:, list(order)])) for order in permutations(range(6))]
     assert np.mean(every) == pytest.approx(0, abs=1e-12)
-    assert float(mantel(pulls(ranked(a), 6), pulls(ranked(b), 6), 6)) == pytest.approx(np.std(every))
+    pairs = every_pair(torch.stack([a, b]), None)
+    one, other = pairs.pulls(pairs.ranks(torch.stack([a, b])), 6).split(1)
+    assert float(mantel(one, other, pairs.tokens[:1])) == pytest.approx(np.std(every))
+
+
+def test_pairs_drawn_at_random_tell_the_same_within_their_error() -> None:
+    """RSA, and the spread of its null, over many seeds: no bias, and as spread as it says."""
+    trace = traced("gpt2", torch.float64, n=40)
+    whole = rs.geometry_kept(trace)
+    drawn = [rs.geometry_kept(trace, pairs=300, seed=seed) for seed in range(30)]
+    rsa, null, error = (
+        np.stack([one[name].sel(reference="-1").values[1:] for one in drawn])
+        for name in ("rsa", "rsa_null_sd", "rsa_error")
+    )
+    wanted, spread = (whole[name].sel(reference="-1").values[1:] for name in ("rsa", "rsa_null_sd"))
+    assert (abs(rsa.mean(0) - wanted) < 4 * error.mean(0) / 30**0.5).all()
+    assert (abs(rsa.std(0) / error.mean(0) - 1) < 0.6).all()
+    assert (abs(null.mean(0) / spread - 1) < 0.2).all()
+    assert "rsa_error" not in whole
+
+
+def test_pairs_drawn_at_random_are_of_tokens_that_count() -> None:
+    there = torch.tensor([[True, False, True, True], [True, True, True, True]])
+    found = drawn_pairs(torch.zeros(2, 4, 4), there, 200, 0)
+    assert not (found.i == found.j).any()
+    assert {tuple(sorted(pair)) for pair in zip(found.i[0].tolist(), found.j[0].tolist(), strict=True)} == {
+        (0, 2),
+        (0, 3),
+        (2, 3),
+    }
+    assert len(set(zip(found.i[1].tolist(), found.j[1].tolist(), strict=True))) == 12
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import rheoscope as rs
-from tests.cases import EVERY, double, text, traced
+from rheoscope.flow.projection import by_decomposition, by_iteration
+from rheoscope.flow.trajectory import of_displacements, of_inner_products, signs
+from tests.cases import EVERY, double, random, text, traced
 from tests.pretrained.cases import KINDS
 
 F64 = torch.float64
@@ -110,3 +112,26 @@ def test_spaces_grains_and_bad_points_are_told_in_one_line() -> None:
         rs.trajectory(trace, space="moon")
     with pytest.raises(rs.RheoscopeError, match="hold NaN or infinity"):
         rs.trajectory(replace(trace, points=trace.points * float("nan")), keep_massive=True)
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(F64, 1e-7), (torch.bfloat16, 1e-2)])
+def test_inner_products_of_displacements_tell_the_same_as_displacements(dtype: torch.dtype, off: float) -> None:
+    """What a GPU computes for a model in half precision: rounding hardly shows."""
+    points = traced("gpt2", F64).points
+    points = torch.stack([points, points.flip(1)])
+    points[0, :, 3] = points[0, :1, 3]
+    sign, moved = signs(points, 5, 0), points.diff(dim=1).transpose(1, 2).to(dtype)
+    due, found = of_displacements(points, sign), of_inner_products(moved, sign)
+    for wanted, value in zip(due, found, strict=True):
+        assert torch.allclose(value.double(), wanted, rtol=off, atol=off * float(wanted.abs().max()))
+
+
+def test_the_plane_is_the_same_by_iteration() -> None:
+    for width in (3, 40):
+        x = random(0, 2, 200, width) * torch.linspace(3, 0.5, width, dtype=F64) ** 2
+        spread = x.mT @ x
+        one, other = by_decomposition(spread), by_iteration(spread)
+        assert torch.allclose((one.mT @ other).abs(), torch.eye(2, dtype=F64).expand(2, 2, 2), atol=1e-6)
+    flat = torch.zeros(1, 4, 4, dtype=F64)
+    flat[0, 0, 0] = 2
+    assert float(by_iteration(flat)[0, 0, 0].abs()) == pytest.approx(1)

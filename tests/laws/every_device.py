@@ -19,6 +19,7 @@ from rheoscope.catalogue import TABLE, analysis
 from tests.cases import model, network, text
 from tests.elsewhere import AWAY, elsewhere
 from tests.laws.every_analysis import call
+from tests.laws.every_batch import batch_settings
 from tests.pretrained.cases import once
 
 
@@ -44,7 +45,7 @@ def test_many_texts_stay_where_their_model_is(name: str) -> None:
     one = analysis(name)
     assert one.batch is not None
     with elsewhere():
-        found = one.batch(away().trace([text(at, n) for at, n in enumerate((18, 11))]))
+        found = one.batch(away().trace([text(at, n) for at, n in enumerate((18, 11))]), **batch_settings(one))
     assert {values.device for values in found.values()} == {AWAY}
 
 

@@ -5,6 +5,7 @@ import torch
 
 from rheoscope.space import pullback
 from rheoscope.space.pullback import adds_up, pulled_back
+from rheoscope.space.traces import Traces
 from tests.cases import EVERY, POST_NORM, distance, double, random, text, traced
 
 F64 = torch.float64
@@ -17,8 +18,8 @@ def test_it_equals_the_gradient_through_the_whole_model(name: str, monkeypatch: 
     model, trace = double(name), traced(name, F64)
     weight = random(0, *model.run(text()).shape)
     _, whole = model.gradients(text(), lambda logits: (logits * weight).sum())
-    found = pulled_back(trace, whole[str(trace.steps[-1])])
-    for layer, g in enumerate(found):
+    found = pulled_back(Traces.of(trace), whole[str(trace.steps[-1])][None])
+    for layer, (g,) in enumerate(found):
         middle = trace.steps[trace.middle[layer]]
         written = trace.steps[trace.middle[layer] + 1] if middle in trace.not_read else middle
         assert distance(g, whole[str(written)]) <= (1e-5 if name.startswith("gemma") else 1e-9)

@@ -1,5 +1,7 @@
 """Ranks along rows: scipy's, over the entries that count."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata, spearmanr
 
-from rheoscope.space.ranks import ordered, ranked, spearman, unit_ranks
+from rheoscope.space.ranks import ordered, ranked, ranked_by_search, ranked_in_classes, spearman, unit_ranks
 from tests.pretrained.cases import random
 
 
@@ -69,3 +71,32 @@ def test_places_are_those_of_a_stable_sort(seed: int, n: int, single: bool) -> N
     found = ordered(x)
     assert torch.equal(x.gather(-1, found), x.gather(-1, x.argsort(dim=-1, stable=True)))
     assert torch.equal(found.sort(-1).values, torch.arange(n).expand(3, n))
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 40), levels=st.sampled_from([2, 4, 10**6]))
+def test_ranks_as_a_gpu_finds_them(seed: int, n: int, levels: int) -> None:
+    """By searching, and in classes far narrower than what lies between these numbers."""
+    x, usable = (random(seed, 2, 3, n) * levels).round(), random(seed + 1, 3, n) > -0.5
+    x[..., :1] = torch.where(usable[:, :1], x[..., :1], torch.nan)  # what does not count may be anything
+    wanted = ranked(x.nan_to_num(), usable)
+    assert torch.allclose(ranked_by_search(x, usable), wanted)
+    if levels < 10**6:
+        assert torch.allclose(ranked_in_classes(x, usable).double(), wanted)
+
+
+def test_classes_of_many_numbers_correlate_as_the_numbers_do() -> None:
+    x = random(0, 2, 40000).abs()
+    y, usable = x + random(1, 2, 40000).abs(), random(2, 2, 40000) > -1
+
+    def correlation(rank: Any) -> Any:
+        a, b = (rank(one, usable).double() for one in (x, y))
+        return (a * b).sum(-1) / a.norm(dim=-1) / b.norm(dim=-1)
+
+    assert torch.allclose(correlation(ranked_in_classes), correlation(ranked), atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [900, 50000])
+def test_ranks_on_a_gpu_are_those_on_a_cpu(n: int) -> None:
+    x, y = random(0, 3, n).abs().float(), random(1, 3, n).abs().float()
+    assert torch.allclose(spearman(x.cuda(), x.cuda() + y.cuda()).cpu().double(), spearman(x, x + y), atol=1e-5)

@@ -1,6 +1,7 @@
 """Many texts as one value, against each of them alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,40 @@ def test_a_slice_is_traces_again() -> None:
 def test_what_a_trace_has_computed_is_kept() -> None:
     traces = batch()
     assert traces[0].carried(0) is traces[0].carried(0)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "gemma3"])
+def test_tokens_that_count_and_what_heads_carried_are_those_of_each_alone(name: str) -> None:
+    """Padding beside a text that is read both ways too; a massive token in one of them."""
+    traces = model(name, torch.float64).trace([text(seed, n) for seed, n in enumerate((7, 12, 9))])
+    traces.points[1, 2, 4] *= 50
+    for keep in (False, True):
+        for at, trace in enumerate(traces):
+            n = len(trace)
+            assert torch.equal(traces.ordinary(keep)[at, :n], trace.ordinary(keep))
+            assert not traces.ordinary(keep)[at, n:].any()
+        assert traces.fewest(keep) == min(int(trace.ordinary(keep).sum()) for trace in traces)
+    assert traces.massive().nonzero().tolist() == [[at, i] for at, trace in enumerate(traces) for i in trace.massive()]
+    for layer in range(traces.view.layers):
+        made = traces.carried(layer)
+        assert traces.carried(layer) is made
+        for at, trace in enumerate(traces):
+            alone, n = trace.carried(layer), len(trace)
+            assert gap(made.moved[at, :, :n], alone.moved) <= 1e-10
+            assert gap(made.rest[at, :n], alone.rest) <= 1e-6  # a norm after attention takes a float32 step
+
+
+def test_where_every_token_counts_nothing_is_masked() -> None:
+    traces = model("llama").trace([text(0, 9), text(1, 9)])
+    assert traces.counted(keep_massive=True) is None
+    assert traces.unpadded
+    assert Traces.of(traces[0]).counted(keep_massive=True) is None
+    assert batch().counted(keep_massive=True) is not None
+    with pytest.raises(rs.RheoscopeError, match="at least 2 tokens that are not massive, got 1"):
+        batch().counted(keep_massive=True, least=2)
+    traces.points[1, 0, 0, 0] = torch.inf
+    with pytest.raises(rs.RheoscopeError, match="NaN or infinity"):
+        replace(traces).counted()
 
 
 def test_a_trace_of_other_weights_is_refused() -> None:

@@ -44,7 +44,8 @@ def everything_is_imported() -> None:
     """Here and now: Python 3.11 cannot parse in two threads at once, and under test every first import is parsed anew."""
     for room in (covers, flow, report):
         for module in walk_packages(room.__path__, f"{room.__name__}."):
-            import_module(module.name)
+            if ".kernels." not in module.name:  # for a GPU, which the server of a test has not
+                import_module(module.name)
 
 
 @contextmanager

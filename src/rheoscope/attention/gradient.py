@@ -21,7 +21,7 @@ from rheoscope.attention.border import check_call, check_finite
 from rheoscope.attention.definition import Masked, for_every_head, positions, scores
 from rheoscope.attention.feature import added, under
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.shapes import RheoscopeError, Scores
+from rheoscope.shapes import KeyAt, RheoscopeError, RowAt, Scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +147,17 @@ def reversed_scores(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, g: Te
     exact = torch.promote_types(q.dtype, torch.float32)
     i, j = positions(q.shape[-2], k.shape[-2], q.device)
     rows, keys, values = q.to(exact), for_every_head(k.to(exact), q.shape[1]), for_every_head(v.to(exact), q.shape[1])
-    s = scores(mechanism, mechanism.position.place(rows, i), mechanism.position.place(keys, j), i, j)
-    return mechanism.normaliser.pull(s, mechanism.normaliser(s), g.to(exact) @ mechanism.value(values).mT)[0]
+    at_q, at_k = mechanism.position.place(rows, i), mechanism.position.place(keys, j)
+    return reversed_rows(mechanism, at_q, at_k, mechanism.value(values), g.to(exact), i, j)
+
+
+def reversed_rows(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, g: Tensor, i: RowAt, j: KeyAt) -> Scores:
+    """R of placed queries at i over placed keys at j with mapped values: complete rows where weights are normalised by rows."""
+    s, fused = scores(mechanism, q, k, i, j), mechanism.normaliser.fused
+    full = (
+        fused is not None and fused.bare and mechanism.mask.sees_itself
+    )  # no row is empty, which softmax would look for
+    return mechanism.normaliser.pull(s, s.softmax(-1) if full else mechanism.normaliser(s), g @ v.mT)[0]
 
 
 def _per_group(gradient: Tensor, x: Tensor) -> Tensor:

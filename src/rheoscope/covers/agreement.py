@@ -3,23 +3,22 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.definition import for_every_head, scores
 from rheoscope.attention.lower.block_size import numbers_in_cache
-from rheoscope.attention.mechanism import Mechanism
-from rheoscope.covers.reading import Read, check_control, layers, named, provenance, tokens
+from rheoscope.covers.queries import Block, Turned, by_query, directions, drawn_queries, sides
+from rheoscope.covers.reading import ReadMany, check_control, layers_of_many, named, provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.chance import drawn_rows, pooled_p, q_values, rotations, z_scores
-from rheoscope.space.head import through
-from rheoscope.space.ranks import ranked
+from rheoscope.space.chance import pooled_p, q_values, rotations, z_scores
 from rheoscope.space.share import exact
+from rheoscope.space.texts import centred
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -80,27 +79,46 @@ def agreement(
     >>> bool((abs(found.agreement) <= 1).all())
     True
     """
+    asked: dict[str, Any] = {"seed": seed, "least": least, "keep_massive": keep_massive, "queries": queries}
+    beside = {} if control is None else _controlled(trace, control, asked)
+    values = {name: x[0] for name, x in many(Traces.of(trace), draws, progress=progress, **asked).items()} | beside
+    attributes = provenance(trace, keep_massive, draws=draws, seed=seed, least=least)
+    attributes |= {} if control is None else {"control": named(control)}
+    attributes |= {} if queries is None else {"sampled_queries": queries}
+    coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
+    return AGREEMENT.answer(values, coords, attributes)
+
+
+def _controlled(trace: Trace, control: Trace, asked: dict[str, Any]) -> dict[str, Float[Tensor, "layer h"]]:
+    """What stands beside the heads: those of the control, which must have read the same tokens in as many layers and heads."""
+    check_control(trace, control)
+    found = many(Traces.of(control), draws=0, **asked)
+    return {f"{name}_untrained": found[name][0] for name in CONTROLLED}
+
+
+@torch.no_grad()
+def many(
+    traces: Traces,
+    draws: int = 200,
+    seed: int = 0,
+    least: int = 8,
+    keep_massive: bool = False,
+    queries: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Tensor]:
+    """The same of many texts at once: every field of the declaration but those of a control, (text, *dims)."""
     if draws == 1 or draws < 0 or least < 4 or (queries is not None and queries < 2):
         raise RheoscopeError(
             "a null needs 2 draws or more, a partial correlation 4 keys or more, an error 2 queries or more, got "
             f"draws={draws}, least={least}, queries={queries}; type draws=200, least=8, queries=128"
         )
-    beside = None if control is None else _controlled(trace, control, least, keep_massive, queries, seed)
     steps = 1 + math.ceil(draws / DRAWS_AT_ONCE)
     tables = []
-    for done, turned in enumerate((None, *turns(trace.view.width, draws, seed, trace.points.device)), 1):
-        tables.append(_table(trace, turned, least, keep_massive, queries, seed))
+    for done, turned in enumerate((None, *turns(traces.view.width, draws, seed, traces.points.device)), 1):
+        tables.append(_table(traces, turned, least, keep_massive, queries, seed))
         if progress is not None:
             progress(done, steps)
-    attributes = provenance(trace, keep_massive, draws=draws, seed=seed, least=least)
-    attributes |= {} if control is None else {"control": named(control)}
-    attributes |= {} if queries is None else {"sampled_queries": queries}
-    coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    values = _values(tables[0], [one.means[..., 0] for one in tables[1:]], beside)
-    return AGREEMENT.answer(values, coords, attributes)
-
-
-Turned = tuple[Float[Tensor, "c d d"], Float[Tensor, "c d d"]]
+    return _values(tables[0], [one.means[..., 0] for one in tables[1:]])
 
 
 def turns(width: int, draws: int, seed: int, device: torch.device) -> Iterator[Turned]:
@@ -115,172 +133,69 @@ def turns(width: int, draws: int, seed: int, device: torch.device) -> Iterator[T
 class Table:
     """All means of all heads (of `c` turns of the clouds), the error of the first of them, and how many queries they are over."""
 
-    means: Float[Tensor, "c layer h 5"]
-    error: Float[Tensor, "c layer h"]
-    queries: Float[Tensor, " layer"]
+    means: Float[Tensor, "c b layer h 5"]
+    error: Float[Tensor, "c b layer h"]
+    queries: Float[Tensor, "b layer"]
 
 
 def _table(
-    trace: Trace, turned: Turned | None, least: int, keep_massive: bool, queries: int | None, seed: int
+    traces: Traces, turned: Turned | None, least: int, keep_massive: bool, queries: int | None, seed: int
 ) -> Table:
-    start = unit(centred(exact(trace.points[0])[tokens(trace, keep_massive)]))
-    some = drawn_rows(len(start), queries, seed, start.device)
-    means, errors, counts = zip(
-        *(kernel(read, turned, start, least, some) for read in layers(trace, keep_massive, least=2)), strict=True
+    kept = traces.ordinary(keep_massive, least=2)
+    start = directions(centred(exact(traces.points[:, 0]), kept))
+    at_once = numbers_in_cache(kept.device) // (
+        kept.numel() * traces.view.heads * (1 if turned is None else len(turned[0]))
     )
-    if not any(counts):
+    some = drawn_queries(kept, queries, seed, max(1, at_once))
+    found = [kernel(read, turned, start, least, *some) for read in layers_of_many(traces, kept)]
+    means, errors, counts = (
+        torch.stack(each, at) for each, at in zip(zip(*found, strict=True), (2, 2, 1), strict=True)
+    )
+    if not bool(counts.any(-1).all()):
         raise RheoscopeError(
             f"agreement needs a query with at least {least} other keys that are not massive, and none of the "
-            f"{len(start)} tokens has; type a longer text"
+            f"{int(kept.sum(-1).min())} tokens has; type a longer text"
         )
-    counted = torch.tensor(counts, dtype=torch.float64, device=start.device)
-    return Table(torch.stack(means, 1), torch.stack(errors, 1), counted)
-
-
-def _controlled(
-    trace: Trace, control: Trace, least: int, keep_massive: bool, queries: int | None, seed: int
-) -> Float[Tensor, "layer h 5"]:
-    """All means of the heads of the control, which must have read the same tokens in as many layers and heads."""
-    check_control(trace, control)
-    return _table(control, None, least, keep_massive, queries, seed).means[0]
+    return Table(means, errors, counts)
 
 
 def kernel(
-    read: Read, turned: Turned | None, start: Float[Tensor, "n d"], least: int, some: Int[Tensor, " m"] | None = None
-) -> tuple[Float[Tensor, "c h 5"], Float[Tensor, "c h"], int]:
-    """The five means of all heads of one layer (of `c` turns of its cloud), the error of the first, and how many queries they are over.
-
-    `start` are the directions of the tokens' embeddings, `some` the queries that are looked at (all of them); NaN where no query
-    has enough keys.
-    """
-    some = torch.arange(len(start), device=start.device) if some is None else some
-    q, k = sides(read, turned)
-    total, squares, count = summed(by_query(read, q, k, start, least, some), q)
-    if not count:
-        nothing = torch.full_like(total, float("nan"))
-        return nothing, nothing[..., 0], 0
-    mean = total / count
-    error = (squares / count - mean[..., 0].square()).clamp(min=0) / max(count - 1, 1)
-    return mean, (error * (1 - len(some) / len(start))).sqrt(), count
-
-
-Blocks = Iterator[tuple[Int[Tensor, " rows"], Float[Tensor, "c h rows 5"]]]
-
-
-def summed(blocks: Blocks, q: Float[Tensor, "c h n k"]) -> tuple[Float[Tensor, "c h 5"], Float[Tensor, "c h"], int]:
-    """Sums over the queries of one layer, block after block, the sum of squares of the first, and their number."""
-    total, count = torch.zeros(*q.shape[:2], 5, dtype=torch.float64, device=q.device), 0
-    squares = torch.zeros_like(total[..., 0])
-    for rows, found in blocks:
-        total, squares = total + found.sum(2), squares + found[..., 0].square().sum(2)
-        count += len(rows)
-    return total, squares, count
-
-
-def by_query(
-    read: Read,
-    q: Float[Tensor, "c h n k"],
-    k: Float[Tensor, "c h n k"],
-    start: Float[Tensor, "n d"],
+    read: ReadMany,
+    turned: Turned | None,
+    start: Float[Tensor, "b n d"],
     least: int,
-    some: Int[Tensor, " m"],
-) -> Blocks:
-    """The five correlations of single queries, a block of those that have enough keys at a time."""
-    cloud, at = centred(read.hat), read.at
-    like, length = torch.stack([unit(cloud), unit(read.hat)]), cloud.norm(dim=-1)
-    bare = Mechanism(read.heads.mechanism.score, position=read.heads.mechanism.position)
-    for block in some.split(max(1, numbers_in_cache(q.device) // (q.shape[0] * q.shape[1] * len(at)))):
-        usable = read.heads.mechanism.mask(at[block], at) & (at[block, None] != at)
-        enough = usable.sum(-1) >= least
-        rows, usable = block[enough], usable[enough]
-        if not len(rows):
-            continue
-        to = int(usable.any(0).nonzero()[-1]) + 1  # under a causal mask nothing lies beyond
-        usable, i, j = usable[:, :to], at[rows], at[:to]
-        cosines = torch.stack([*(like[:, rows] @ like[:, :to].mT), start[rows] @ start[:to].mT])
-        wanted = targets(cosines, (i[:, None] - j).abs(), length[:to], usable)
-        s = scores(bare, q[:, :, rows], k[:, :, :to], i, j)
-        yield rows, correlations(ranked(s, usable), wanted)
+    blocks: list[Block],
+    left_out: Float[Tensor, " b"],
+) -> tuple[Float[Tensor, "c b h 5"], Float[Tensor, "c b h"], Float[Tensor, " b"]]:
+    """The five means of all heads of one layer (of `c` turns of its clouds), the error of the first, and how many queries they are over.
 
-
-def sides(read: Read, turned: Turned | None) -> tuple[Float[Tensor, "c h n k"], Float[Tensor, "c h n k"]]:
-    """Queries and keys of every head, in their places: the model's own, or those of clouds turned at random."""
-    heads, at = read.heads, read.at
-    if turned is None:
-        q, k, _ = heads.read(read.x)
-        q, k = q[:, :, at], k[:, :, at]
-    else:
-        asking, answering = (heads.norm.centre(read.hat @ Q.to(read.hat.dtype)) for Q in turned)
-        q = through(heads.norm, asking, heads.W_Q, heads.b_Q, heads.q_norm)
-        k = through(heads.norm, answering, heads.W_K, heads.b_K, heads.k_norm)
-    place = heads.mechanism.position.place
-    return place(exact(q), at), place(for_every_head(exact(k), heads.count), at)
-
-
-def targets(
-    cosines: Float[Tensor, "3 m n"],
-    far: Float[Tensor, "m n"] | Tensor,
-    length: Float[Tensor, " n"],
-    usable: Bool[Tensor, "m n"],
-) -> Float[Tensor, "m n 6"]:
-    """Six unit rows for every query: the two that are partialled out (orthonormal), the raw cosine, three partial ones.
-
-    A rank correlation with one of them is an inner product, so that all heads of a layer share this work.
+    `start` are the directions of the tokens' embeddings, `blocks` the queries that are looked at; NaN where no query has enough
+    keys.
     """
-    ranks = ranked(torch.cat([cosines, far[None].to(cosines.dtype), length.expand_as(usable)[None]]), usable)
-    far, length = unit(ranks[3]), ranks[4]
-    length = unit(_without(length, far))
-    partial = unit(_without(_without(ranks[:3], far), length))
-    return torch.stack([far, length, unit(ranks[0]), *partial], -1)
+    q, k = sides(read, turned)
+    total = torch.zeros(*q.shape[:3], 5, dtype=torch.float64, device=q.device)
+    squares, count = torch.zeros_like(total[..., 0]), torch.zeros_like(total[0, :, 0, 0])
+    for enough, found in by_query(read, q, k, start, least, blocks):
+        found = torch.where(enough[:, None, :, None], found, 0)
+        total, squares = total + found.sum(-2), squares + found[..., 0].square().sum(-1)
+        count = count + enough.sum(-1).double()
+    mean = total / count[:, None, None]
+    variance = (squares / count[:, None] - mean[..., 0].square()).clamp(min=0) / (count[:, None] - 1).clamp(min=1)
+    return mean, (variance * left_out.double()[:, None]).sqrt(), count
 
 
-def correlations(ranks: Float[Tensor, "c h m n"], wanted: Float[Tensor, "m n 6"]) -> Float[Tensor, "c h m 5"]:
-    """The five correlations of MEANS for every query; 0 where something does not vary."""
-    along = torch.einsum("chmn,mnt->chmt", ranks, wanted)
-    whole = ranks.square().sum(-1)
-    rest = whole - along[..., :2].square().sum(-1)
-    partial = along[..., 3:] / _or_infinite(rest, whole).sqrt()[..., None]
-    raw = along[..., [2, 0]] / _or_infinite(whole, whole).sqrt()[..., None]
-    return torch.stack([partial[..., 0], raw[..., 0], partial[..., 1], partial[..., 2], -raw[..., 1]], -1)
-
-
-def _or_infinite(square: Tensor, whole: Tensor) -> Tensor:
-    """A squared length; infinite where it is 0 but for rounding, so that what is divided by it is 0."""
-    return torch.where(square > 1e-9 * whole, square, float("inf"))
-
-
-def _without(x: Float[Tensor, "*t m n"], along: Float[Tensor, "m n"]) -> Float[Tensor, "*t m n"]:
-    """x less its part along unit rows."""
-    return x - (x * along).sum(-1, keepdim=True) * along
-
-
-def centred(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    return x - x.mean(0)
-
-
-def unit(x: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t n d"]:
-    """Rows of length 1; 0 where a row is 0 but for rounding, beside the longest."""
-    length = x.norm(dim=-1, keepdim=True)
-    return torch.where(length > 1e-6 * length.max(), x / torch.where(length > 0, length, 1), 0)
-
-
-def _values(
-    own: Table,
-    null: list[Float[Tensor, "_ layer h"]],
-    beside: Float[Tensor, "layer h 5"] | None,
-) -> dict[str, Tensor]:
+def _values(own: Table, null: list[Float[Tensor, "_ b layer h"]]) -> dict[str, Tensor]:
     table = own.means[0]
     values = dict(zip(MEANS, table.unbind(-1), strict=True)) | {"queries": own.queries}
     values |= {"agreement_error": own.error[0]} if bool((own.error > 0).any()) else {}
-    if beside is not None:
-        values |= {f"{name}_untrained": beside[..., MEANS.index(name)] for name in CONTROLLED}
-    values["mean_agreement"] = table[..., 0].nanmean()
+    values["mean_agreement"] = table[..., 0].flatten(1).nanmean(-1)
     if null:
         drawn = torch.cat(null)
-        mean, sd, p = drawn.mean(0), drawn.std(0), pooled_p(table[..., 0], drawn)
-        z = z_scores(table[..., 0], mean, sd)
-        values |= {"null_mean": mean, "null_sd": sd, "z": z, "p_value": p, "q_value": q_values(p)}
-        values["mean_agreement_drawn"] = drawn.flatten(1).nanmean(-1)
+        mean, sd = drawn.mean(0), drawn.std(0)
+        p = torch.stack([pooled_p(*both) for both in zip(table[..., 0], drawn.unbind(1), strict=True)])
+        values |= {"null_mean": mean, "null_sd": sd, "z": z_scores(table[..., 0], mean, sd), "p_value": p}
+        values["q_value"] = torch.stack([q_values(one) for one in p])
+        values["mean_agreement_drawn"] = drawn.flatten(2).nanmean(-1).mT
     return values
 
 
@@ -290,6 +205,7 @@ AGREEMENT = Analysis(
     question="Does each head attend to what is similar in the space it reads?",
     ask=agreement,
     needs="trace",
+    batch=many,
     fields={
         "agreement": Field(
             OF_HEAD,

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.space.chance import corners, rotations, signs
 from rheoscope.space.share import share
 
@@ -47,8 +48,8 @@ def mean_draws(
     The last three are turned over (−I is a rotation), each head by itself.
     """
     generator = Generator().manual_seed(seed)
-    S = found["singular_values_M"].double().cpu().flatten(0, 1)
-    drawn = {"symmetry": torch.stack(list(symmetry_draws(S, width, draws, generator))).mean(-1)}
+    S = found["singular_values_M"].double().flatten(0, 1)
+    drawn = {"symmetry": torch.stack(list(symmetry_draws(S, width, draws, generator))).mean(-1).cpu()}
     for name, middle in EVEN.items():
         off = found[name].double().cpu().flatten() - middle
         drawn[name] = middle + (signs(len(off), draws, generator) * off).mean(-1)
@@ -62,19 +63,28 @@ def symmetry_draws(
     S = S[:, :width]
     S = (S / S.square().sum(-1, keepdim=True).sqrt().clamp(min=torch.finfo(S.dtype).tiny)).float()
     heads, rank = S.shape
-    pool = corners(min(draws * heads, math.ceil(POOLED / rank)), rank, width, generator)
-    for at in range(draws):
+    pool = corners(min(draws * heads, math.ceil(POOLED / rank)), rank, width, generator).to(S.device)
+    at_once = max(1, numbers_in_cache(S.device) // (heads * rank**2))
+    for some in torch.arange(draws).split(at_once):
         if len(pool) == draws * heads:
-            yield _traces(pool[at * heads : (at + 1) * heads], S)
+            yield from _traces(pool.unflatten(0, (draws, heads))[some.to(S.device)], S)
         else:
-            some = pool[torch.randint(len(pool), (heads,), generator=generator)]
-            order = torch.rand(heads, rank, generator=generator).argsort(-1)
-            yield _traces(some.gather(-1, order[:, None].expand_as(some)), S * signs(rank, heads, generator))
+            drawn = [_drawn_again(len(pool), heads, rank, generator) for _ in some]
+            which, order, turned_over = (torch.stack(each).to(S.device) for each in zip(*drawn, strict=True))
+            W = pool[which].gather(-1, order.argsort(-1)[..., None, :].expand(-1, -1, rank, -1))
+            yield from _traces(W, S * turned_over)
 
 
-def _traces(W: Float[Tensor, "h r r"], S: Float[Tensor, "h r"]) -> Float[Tensor, " h"]:
+def _drawn_again(pool: int, heads: int, rank: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Which corner every head gets, by what its columns are ordered, and which of them are turned over."""
+    which = torch.randint(pool, (heads,), generator=generator)
+    return which, torch.rand(heads, rank, generator=generator), signs(rank, heads, generator)
+
+
+def _traces(W: Float[Tensor, "draw h r r"], S: Float[Tensor, "*#draw h r"]) -> Float[Tensor, "draw h"]:
     """tr(S W S W) of every head; S may carry signs, which are those of the columns of W."""
-    return torch.einsum("hij,hi,hj->h", W * W.mT, S, S).double()
+    S = S.expand(W.shape[:-1])
+    return torch.einsum("dhij,dhi,dhj->dh", W * W.mT, S, S).double()
 
 
 # Two spaces

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.decomposed import triangle
 from rheoscope.space.head import Heads
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
@@ -82,15 +83,15 @@ def kernel(
 def written_by(heads: Heads) -> Float[Tensor, "h e d"]:
     """F of every head up to a turn of what it reads, of norm 1: T W_O, T the triangle of what it takes."""
     F = heads.F()
-    return _unit(_triangle(exact(F.left)) @ exact(F.right))
+    return _unit(triangle(exact(F.left)) @ exact(F.right))
 
 
 def read_by(heads: Heads) -> list[Float[Tensor, "h d r"]]:
     """M, Mᵀ and F of every head up to a turn of where they go, of norm 1."""
     M, F = heads.M(), heads.F()
     asking, answering = exact(M.left), exact(M.right).mT
-    carried = exact(F.left) @ _triangle(exact(F.right).mT).mT
-    return [_unit(x) for x in (asking @ _triangle(answering).mT, answering @ _triangle(asking).mT, carried)]
+    carried = exact(F.left) @ triangle(exact(F.right).mT).mT
+    return [_unit(x) for x in (asking @ triangle(answering).mT, answering @ triangle(asking).mT, carried)]
 
 
 def pairs(written: Float[Tensor, "a e d"], read: Float[Tensor, "b d r"]) -> Float[Tensor, "a b"]:
@@ -98,10 +99,6 @@ def pairs(written: Float[Tensor, "a e d"], read: Float[Tensor, "b d r"]) -> Floa
     rows, columns = written.flatten(0, 1), read.transpose(0, 1).flatten(1)
     table = (rows @ columns).unflatten(0, written.shape[:2]).unflatten(-1, (len(read), -1))
     return table.square().sum((1, 3)).double().sqrt()
-
-
-def _triangle(A: Float[Tensor, "h d r"]) -> Float[Tensor, "h k r"]:
-    return torch.linalg.qr(A, mode="r")[1]
 
 
 def _unit(A: Float[Tensor, "h m n"]) -> Float[Tensor, "h m n"]:

@@ -5,20 +5,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rheoscope.covers.by_chance import mismatch_null, turned
 from rheoscope.covers.geometry import AT_ONCE, COMPARED, Geometry, geometry, kept, kept_with_error
-from rheoscope.covers.reading import Read, layers, provenance, tokens
+from rheoscope.covers.kept_by_images import kept_by_images
+from rheoscope.covers.reading import Read, layers, layers_of_many, provenance, tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import drawn_rows
-from rheoscope.space.head import Heads
+from rheoscope.space.decomposed import side_by_side, svdvals
+from rheoscope.space.head import Heads, by_every_head
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
+from rheoscope.space.texts import centred
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -107,18 +111,53 @@ def kernel(
 ) -> dict[str, Tensor]:
     """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
     cloud, of, seen = read.hat.double(), geometry(read.hat, some), images(read.heads)
-    width = cloud.shape[-1] - int(read.heads.norm.centred)
-    own = kept_with_error(of, side_by_side([image.of(cloud) for image in seen]), nearest)
-    raw = kept(of, side_by_side([cloud @ image.left for image in seen]), nearest)
+    own = kept_with_error(of, in_one([image.of(cloud) for image in seen]), nearest)
+    raw = kept(of, in_one([by_every_head(cloud, image.left) for image in seen]), nearest)
     found = dict(zip((*COMPARED, "rsa_error"), own.unbind(-1), strict=True))
     if len(some) == len(cloud):
         del found["rsa_error"]
     found |= {f"{name}_raw": raw[..., at] for at, name in enumerate(COMPARED)}
     found |= by_chance(cloud, of, seen, nearest, turns, seed) if len(turns) else {}
-    found["rank"] = torch.stack([image.rank for image in seen], -1)
-    found["collapse"] = torch.stack([image.collapse(cloud) for image in seen], 1)
-    found["collapse_null"] = (1 - found["rank"] / width).clamp(min=0)
-    return found | mismatch(seen[0], seen[1], width)
+    found["collapse"] = torch.stack([image.collapse(cloud - cloud.mean(0)) for image in seen], 1)
+    return found | of_weights(read.heads, seen)
+
+
+@torch.no_grad()
+def known_of(heads: Heads) -> "tuple[list[Image], dict[str, Tensor]]":
+    """The images of a layer, and what no text decides."""
+    seen = images(heads)
+    return seen, of_weights(heads, seen)
+
+
+def of_weights(heads: Heads, seen: "list[Image]") -> dict[str, Tensor]:
+    """Numbers that no text decides."""
+    width = heads.W_Q.shape[-2] - int(heads.norm.centred)
+    rank = torch.stack([image.rank for image in seen], -1)
+    return {"rank": rank, "collapse_null": (1 - rank / width).clamp(min=0)} | mismatch(seen[0], seen[1], width)
+
+
+@torch.no_grad()
+def many(traces: Traces, nearest: int = 5, keep_massive: bool = False) -> dict[str, Tensor]:
+    """The same of many texts at once, every token of each: all fields but those of random heads, (text, *dims)."""
+    there = traces.ordinary(keep_massive, least=2 * nearest + 1)
+    found, weights = [], side_by_side(known_of, traces.view.blocks)
+    for read, (seen, known) in zip(layers_of_many(traces, there), weights, strict=True):
+        cloud = read.hat.double()
+        row = of_images(cloud, there, [image.of(cloud) for image in seen], nearest, "")
+        row |= of_images(cloud, there, [by_every_head(cloud, image.left) for image in seen], nearest, "_raw")
+        row["collapse"] = torch.stack([image.collapse(centred(cloud, there)) for image in seen], -1)
+        found.append(row | {name: x.expand(len(traces), *x.shape) for name, x in known.items()})
+    values = {name: torch.stack([one[name] for one in found], 1) for name in found[0]}
+    return values | {"mean_rsa": values["rsa"].mean((1, 2))}
+
+
+def of_images(
+    cloud: Float[Tensor, "b n d"], there: Bool[Tensor, "b n"], clouds: list[Tensor], nearest: int, called: str
+) -> dict[str, Float[Tensor, "b h image"]]:
+    """What images (b, h, n, e) of every head keep of their cloud."""
+    images = in_one(clouds)
+    found = kept_by_images(cloud, there, images.flatten(1, 2), nearest).unflatten(1, images.shape[1:3])
+    return {f"{name}{called}": x for name, x in zip(COMPARED, found.unbind(-1), strict=True)}
 
 
 def by_chance(
@@ -130,7 +169,7 @@ def by_chance(
         Image(image.left.float(), image.basis.float(), image.sizes.float()) for image in seen
     ]  # chance is coarser
     drawn = torch.cat([
-        kept(of, side_by_side([image.of(cloud.float() @ Q) for image in single]), nearest) for Q in turns.split(at_once)
+        kept(of, in_one([image.of(cloud.float() @ Q) for image in single]), nearest) for Q in turns.split(at_once)
     ])  # fmt: skip
     found = {f"{name}_null": drawn[..., at].mean(0) for at, name in enumerate(COMPARED)}
     found |= {f"{name}_null_sd": drawn[..., at].std(0) for at, name in enumerate(COMPARED)}
@@ -140,7 +179,7 @@ def by_chance(
     return found | {"rsa_drawn": drawn[..., COMPARED.index("rsa")]}
 
 
-def side_by_side(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
+def in_one(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
     """Clouds as one tensor; those of fewer dimensions get zeros, which move no distance."""
     widest = max(cloud.shape[-1] for cloud in clouds)
     return torch.stack([pad(cloud, (0, widest - cloud.shape[-1])) for cloud in clouds], -3)
@@ -164,17 +203,16 @@ class Image:
 
     def evenly(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
         """x̂ U: every direction that is read as long as it is in the cloud."""
-        return cloud[..., None, :, :] @ self.basis
+        return by_every_head(cloud, self.basis)
 
     @property
     def rank(self) -> Float[Tensor, " h"]:
         return (self.sizes > 0).sum(-1).double()
 
-    def collapse(self, cloud: Float[Tensor, "n d"]) -> Float[Tensor, " h"]:
-        """1 − ‖X U‖²/‖X‖² of the centred cloud X, U the basis; 0 for a cloud without variance."""
-        X = cloud - cloud.mean(0)
-        size = X.square().sum()
-        seen = (X @ self.basis).square().sum((-2, -1))
+    def collapse(self, X: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b h"]:
+        """1 − ‖X U‖²/‖X‖² of a cloud X around its mean, U the basis; 0 for a cloud without variance."""
+        size = X.square().sum((-2, -1))[..., None]
+        seen = self.evenly(X).square().sum((-2, -1))
         return share(size - seen, size)
 
 
@@ -201,7 +239,7 @@ def random_projections(
 
 def mismatch(query: Image, key: Image, width: int) -> dict[str, Tensor]:
     """How the space that queries read lies to the space that keys read; a head of a lower rank has fewer angles."""
-    cosines, rank = torch.linalg.svdvals(query.basis.mT @ key.basis).clamp(max=1), query.rank
+    cosines, rank = svdvals(query.basis.mT @ key.basis).clamp(max=1), query.rank
     there = torch.arange(cosines.shape[-1], device=cosines.device) < rank[:, None]
     diagonal = (query.left * key.left).sum((-2, -1))  # tr(L R) = ⟨L, Rᵀ⟩
     null, spread = mismatch_null(rank, width)
@@ -247,6 +285,7 @@ DISTORTION = Analysis(
     ask=distortion,
     needs="trace",
     dear=True,
+    batch=many,
     fields={
         name: Field(OF_IMAGE, definition, null=f"{name}_null", null_sd=f"{name}_null_sd")
         for name, definition in KEPT.items()

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.covers.kept_by_images import kept_by_images
 from rheoscope.space.pairs import distances_between
 from rheoscope.space.ranks import ordered, ranked, unit_ranks
 
@@ -21,7 +22,7 @@ class Geometry:
 
     `pairs` are the distances of all pairs that one of the rows is in, `ranks` their ranks, centred and of length 1; `order[i, j]`
     says how many tokens are nearer to row i than j (of equally near ones the earlier counts as nearer); `inner` are the inner
-    products around the mean of rows and tokens, of length 1.
+    products around the mean of rows and tokens, of length 1; `x` are the tokens themselves, around their mean.
     """
 
     rows: Int[Tensor, " m"]
@@ -29,6 +30,7 @@ class Geometry:
     ranks: Float[Tensor, "*t p"]
     order: Float[Tensor, "*t m n"]
     inner: Float[Tensor, "*t m n"]
+    x: Float[Tensor, "*t n d"]
 
 
 def geometry(x: Float[Tensor, "*t n d"], rows: Int[Tensor, " m"] | None = None) -> Geometry:
@@ -44,7 +46,7 @@ def geometry(x: Float[Tensor, "*t n d"], rows: Int[Tensor, " m"] | None = None) 
     length = x.square().sum(-1)
     distance = distances_between(inner, length[..., rows], length)
     pairs = distance[..., pairs_of(rows, x.shape[-2])]
-    return Geometry(rows, pairs, unit_ranks(pairs), _order(distance, rows), _unit(inner))
+    return Geometry(rows, pairs, unit_ranks(pairs), _order(distance, rows), _unit(inner), x)
 
 
 def pairs_of(rows: Int[Tensor, " m"], n: int) -> Bool[Tensor, "m n"]:
@@ -60,11 +62,18 @@ def pairs_of(rows: Int[Tensor, " m"], n: int) -> Bool[Tensor, "m n"]:
 
 def kept(of: Geometry, clouds: Float[Tensor, "*t n e"], nearest: int) -> Float[Tensor, "*t 6"]:
     """What each of many images keeps of a cloud, some images at a time: the numbers of COMPARED."""
+    if clouds.is_cuda and of.order.shape[-2] == of.order.shape[-1]:
+        there = torch.ones_like(of.rows, dtype=torch.bool)[None]
+        return kept_by_images(of.x[None], there, clouds.flatten(0, -3)[None], nearest)[0].unflatten(
+            0, clouds.shape[:-2]
+        )
     return torch.cat([compared(of, some, nearest) for some in _parts(of, clouds)]).unflatten(0, clouds.shape[:-2])
 
 
 def kept_with_error(of: Geometry, clouds: Float[Tensor, "*t n e"], nearest: int) -> Float[Tensor, "*t 7"]:
-    """The same, and behind it how far `rsa` may be off."""
+    """The same, and behind it how far `rsa` may be off: not at all where every row is seen."""
+    if of.order.shape[-2] == of.order.shape[-1]:
+        return torch.nn.functional.pad(kept(of, clouds, nearest), (0, 1))
     both = [torch.cat([compared(of, x, nearest), rsa_error(of, x)[:, None]], -1) for x in _parts(of, clouds)]
     return torch.cat(both).unflatten(0, clouds.shape[:-2])
 

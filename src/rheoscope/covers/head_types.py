@@ -1,6 +1,7 @@
 """What kind of head is it? Previous-token, induction, duplicate-token, sink, local, uniform, by the usual scores."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,12 +9,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.covers.scores import permitted
+from rheoscope.attention.lower.blocks import walk
+from rheoscope.attention.mask import Mask
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.head import Heads, of_head
+from rheoscope.space.head import Heads
 from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -64,12 +67,9 @@ def head_types(
     else:
         check_made_by(model, trace)
         probe = "the text"
-    rows = []
-    for layer, heads in enumerate(model.view.blocks):
-        rows.append(kernel(heads, trace.read_by(layer), trace.ids, reach))
-        if progress is not None:
-            progress(layer + 1, model.view.layers)
-    values: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    values: dict[str, Any] = {
+        name: x[0] for name, x in many(replace(Traces.of(trace), view=model.view), reach, progress).items()
+    }
     values["type"] = named({name: x.cpu() for name, x in values.items()}, threshold)
     coords = {"layer": range(model.view.layers), "head": range(model.view.heads)}
     attributes = {"probe": probe, "threshold": threshold, "reach": reach, "seed": seed}
@@ -85,49 +85,90 @@ def repeated(vocabulary: int, tokens: int, seed: int) -> Int[Tensor, " n"]:
     return torch.randperm(vocabulary, generator=torch.Generator().manual_seed(seed))[:tokens].repeat(2)
 
 
-def kernel(heads: Heads, x: Float[Tensor, "n d"], ids: Int[Tensor, " n"], reach: int) -> dict[str, Tensor]:
-    """The scores of all heads of a layer, one map of weights at a time, and those of equal weights."""
-    q, k, _ = heads.read(x)
-    allowed = permitted(heads, len(x), x.device)
-    kinds = where(ids.to(x.device), allowed, reach)
+@torch.no_grad()
+def many(
+    traces: Traces, reach: int = 5, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Float[Tensor, "b layer *h"]]:
+    """The scores of all heads on many texts at once, and those of equal weights; names are given to heads one text at a time."""
     rows = []
-    for head in range(heads.count):
-        weights = of_head(heads.mechanism, head).weights(*heads.one(q, k, head))[0, 0]
-        rows.append(of_weights(weights, allowed, kinds, reach))
-    equal = of_weights(allowed / allowed.sum(-1, keepdim=True).clamp(min=1), allowed, kinds, reach)
-    found = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return found | {f"{name}_null": value for name, value in equal.items() if name != "uniform"}
+    for layer, heads in enumerate(traces.view.blocks):
+        rows.append(kernel(heads, traces.read_by(layer), traces.ids, traces.real, traces.unseen(layer), reach))
+        if progress is not None:
+            progress(layer + 1, traces.view.layers)
+    return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
 
 
-def where(ids: Int[Tensor, " n"], allowed: Bool[Tensor, "n n"], reach: int) -> dict[str, Bool[Tensor, "n n"]]:
-    """Which keys each score counts, for every query."""
-    at = torch.arange(len(ids), device=ids.device)
-    back = at[:, None] - at
-    earlier = (ids[:, None] == ids) & (back > 0)
-    after = torch.zeros_like(earlier)
-    after[:, 1:] = earlier[:, :-1] & (back[:, 1:] > 0)
+def kernel(
+    heads: Heads,
+    x: Float[Tensor, "b n d"],
+    ids: Int[Tensor, "b n"],
+    real: Bool[Tensor, "b n"],
+    unseen: Mask | None,
+    reach: int,
+) -> dict[str, Tensor]:
+    """The scores of all heads of a layer, some rows of their weights at a time, and those of equal weights."""
+    q, k, _ = heads.read(x)
+    mechanism, ids, found, equal = heads.mechanism.under(unseen), ids.to(x.device), Means(), Means()
+    for block in walk(mechanism, q, k):
+        allowed = mechanism.mask(block.i, block.j)
+        allowed = (
+            (allowed if allowed.ndim == 2 else allowed[:, 0]) & real[:, block.rows, None] & real[:, None, block.keys]
+        )
+        kinds = where(ids, block.i, block.j, allowed, reach)
+        found.add(of_rows(block.weights, allowed, kinds, reach))
+        equal.add(of_rows((allowed / allowed.sum(-1, keepdim=True).clamp(min=1))[:, None], allowed, kinds, reach))
+    null = {f"{name}_null": value[:, 0] for name, value in equal.means().items() if name != "uniform"}
+    return found.means() | null
+
+
+class Means:
+    """Means over rows that come block after block."""
+
+    def __init__(self) -> None:
+        self.total: dict[str, Tensor] = {}
+        self.count: dict[str, Tensor] = {}
+
+    def add(self, block: "dict[str, tuple[Tensor, Tensor]]") -> None:
+        for name, (value, counted) in block.items():
+            total = torch.where(counted[:, None], value, 0).sum(-1)
+            self.total[name] = self.total.get(name, 0) + total
+            self.count[name] = self.count.get(name, 0) + counted.sum(-1)
+
+    def means(self) -> dict[str, Float[Tensor, "b h"]]:
+        """NaN where no row counts."""
+        return {name: total / self.count[name][:, None] for name, total in self.total.items()}
+
+
+def where(
+    ids: Int[Tensor, "b n"], i: Int[Tensor, " m"], j: Int[Tensor, " k"], allowed: Bool[Tensor, "b m k"], reach: int
+) -> dict[str, Bool[Tensor, "b m k"]]:
+    """Which keys j each score counts, for queries i."""
+    back, own = i[:, None] - j, ids[:, i, None]
     found = {
         "previous_token": back == 1,
-        "induction": after,
-        "duplicate_token": earlier,
-        "sink": (at == 0) & (back != 0),
+        "induction": (own == ids[:, None, (j - 1).clamp(min=0)]) & (back > 0) & (j > 0),
+        "duplicate_token": (own == ids[:, None, j]) & (back > 0),
+        "sink": (j == 0) & (back != 0),
         "local": back.abs() < reach,
     }
     return {name: keys & allowed for name, keys in found.items()}
 
 
-def of_weights(
-    weights: Float[Tensor, "n n"], allowed: Bool[Tensor, "n n"], kinds: dict[str, Bool[Tensor, "n n"]], reach: int
-) -> dict[str, Float[Tensor, ""]]:
-    """The scores of one map: means over the queries that have a key of that kind."""
+def of_rows(
+    weights: Float[Tensor, "b h m k"],
+    allowed: Bool[Tensor, "b m k"],
+    kinds: dict[str, Bool[Tensor, "b m k"]],
+    reach: int,
+) -> dict[str, tuple[Float[Tensor, "b h m"], Bool[Tensor, "b m"]]]:
+    """The scores of every row, and which rows count: those that have a key of that kind."""
     count = allowed.sum(-1)
     wide = count >= 2 * reach
     found = {}
     for name, keys in kinds.items():
-        rows = keys.any(-1) & (wide if name == "local" else True)
-        found[name] = (weights.double() * keys).sum(-1)[rows].mean()
-    entropy = torch.special.entr(weights.double()).sum(-1) / count.clamp(min=2).double().log()
-    return found | {"uniform": entropy[wide & (count > 1)].mean()}
+        mass = (weights * keys[:, None]).sum(-1, dtype=torch.float64)
+        found[name] = mass, keys.any(-1) & wide if name == "local" else keys.any(-1)
+    entropy = torch.special.entr(weights).sum(-1, dtype=torch.float64) / count.clamp(min=2).double().log()[:, None]
+    return found | {"uniform": (entropy, wide & (count > 1))}
 
 
 def named(scores: dict[str, Tensor], threshold: float) -> np.ndarray:
@@ -155,6 +196,7 @@ HEAD_TYPES = Analysis(
     question="What kind of head is it: previous-token, induction, duplicate-token, sink, local, uniform?",
     ask=head_types,
     needs="model",
+    batch=many,
     fields={
         "type": Field(
             ("layer", "head"),

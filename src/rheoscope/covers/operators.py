@@ -1,7 +1,6 @@
 """What kind of operator is each head? Symmetry, direction, rank, copying, all from r x r matrices."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from rheoscope.covers.by_chance import mean_draws, symmetry_null
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.decomposed import eigvals, side_by_side
 from rheoscope.space.head import Heads, Relevance
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
@@ -66,7 +66,7 @@ def operators(
         raise RheoscopeError(f"random heads are drawn 0 times or more, got draws={draws}; type draws=199")
     through = None if view.unembed is None else vocabulary_gram(view, raw)
     rows = []
-    for row in side_by_side(lambda heads: kernel(heads, through, raw), view.blocks, view.embed.device):
+    for row in side_by_side(lambda heads: kernel(heads, through, raw), view.blocks):
         rows.append(row)
         if progress is not None:
             progress(len(rows), view.layers)
@@ -75,21 +75,6 @@ def operators(
     values |= mean_draws(values, width(view.blocks[0], raw), draws, seed) if draws else {}
     coords = {"layer": range(view.layers), "head": range(view.heads), "offset": list(OFFSETS)}
     return OPERATORS.answer(values, coords, attributes(view, raw) | {"draws": draws, "seed": seed})
-
-
-def side_by_side(
-    run: Callable[[Heads], dict[str, Tensor]], blocks: Sequence[Heads], device: torch.device
-) -> Iterator[dict[str, Tensor]]:
-    """Layers at the same time, one core each: LAPACK on r x r matrices gains nothing from two cores on one matrix."""
-    cores = torch.get_num_threads()
-    if device.type != "cpu" or cores == 1:
-        yield from map(run, blocks)
-        return
-    try:
-        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from pool.map(run, blocks)
-    finally:
-        torch.set_num_threads(cores)  # the workers' call also set what later threads begin with
 
 
 def attributes(view: View, raw: bool) -> dict[str, Any]:
@@ -164,7 +149,7 @@ def positivity(values: Tensor) -> Float[Tensor, "*h"]:
 def copying(F: Factored, through: Float[Tensor, "d d"] | None) -> Float[Tensor, "*h"]:
     """Positivity of W_E F W_U, whose eigenvalues are those of R (W_U W_E) L."""
     middle = F.left if through is None else through.to(F.left.dtype) @ F.left
-    return positivity(torch.linalg.eigvals(F.right @ middle))
+    return positivity(eigvals(F.right @ middle))
 
 
 def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:

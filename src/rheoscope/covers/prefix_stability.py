@@ -7,15 +7,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.attention.definition import scores
+from rheoscope.attention.definition import for_every_head, scores
 from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.covers.agreement import sides
 from rheoscope.covers.reading import Read, provenance, read
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Model, Text
 from rheoscope.space.ranks import spearman
+from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def further(there: Bool[Tensor, " n"], least: int) -> int:
 
 def alike(one: Read, other: Read, there: Bool[Tensor, " n"], least: int, shift: int) -> tuple[Float[Tensor, " h"], int]:
     """Mean correlation, over queries i, of s_ij in one reading and s_{i+shift, j+shift} in the other, and their number."""
-    a, b = (sides(read, None) for read in (one, other))
+    a, b = (_sides(read) for read in (one, other))
     n, mask = len(there) - shift, one.heads.mechanism.mask
     first, moved = torch.arange(n, device=there.device), torch.arange(shift, shift + n, device=there.device)
     total, count = torch.zeros(a[0].shape[1], dtype=torch.float64, device=there.device), 0
@@ -177,6 +177,14 @@ def alike(one: Read, other: Read, there: Bool[Tensor, " n"], least: int, shift: 
             total += spearman(x, y, usable).sum((0, 2))
             count += len(rows)
     return total / count if count else torch.full_like(total, float("nan")), count
+
+
+def _sides(read: Read) -> tuple[Float[Tensor, "1 h n k"], Float[Tensor, "1 h n k"]]:
+    """Queries and keys of the tokens that count, in their places."""
+    (q, k, _), place = read.heads.read(read.x), read.heads.mechanism.position.place
+    return place(exact(q[:, :, read.at]), read.at), place(
+        for_every_head(exact(k[:, :, read.at]), read.heads.count), read.at
+    )
 
 
 def _scores(

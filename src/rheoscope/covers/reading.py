@@ -1,11 +1,14 @@
-"""What an analysis of the covers looks at: the cloud that each layer reads, massive tokens left out."""
+"""What an analysis of the covers looks at: the cloud that each layer reads, massive tokens left out.
+
+Of one text (`layers`) those tokens are left out; of many (`layers_of_many`) all stay where they are, and `kept` says which count.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
@@ -13,6 +16,7 @@ from rheoscope.space.head import Heads
 from rheoscope.space.share import exact
 from rheoscope.space.ticking import tick
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
 
 
@@ -46,6 +50,41 @@ def read(trace: Trace, layer: int, at: Int[Tensor, " n"]) -> Read:
     """What one layer reads of a text, with the tokens at these places as those that count."""
     heads, x = trace.view.heads_of(layer), trace.read_by(layer)
     return Read(layer, heads, x, heads.norm.hat(exact(x))[at], at)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadMany:
+    """What one layer reads of many texts: its heads, all points, x̂ of every token (0 where it does not count), and which count.
+
+    `every` says that all of them do.
+    """
+
+    layer: int
+    heads: Heads
+    x: Float[Tensor, "b n d"]
+    hat: Float[Tensor, "b n d"]
+    kept: Bool[Tensor, "b n"]
+    every: bool
+
+
+def layers_of_many(traces: Traces, kept: Bool[Tensor, "b n"]) -> Iterator[ReadMany]:
+    """Layer by layer what the heads read of many texts, with these tokens as those that count.
+
+    >>> import rheoscope as rs
+    >>> traces = rs.load().trace(["The keys to the cabinet", "A cat"])
+    >>> next(layers_of_many(traces, traces.real)).hat.shape[0]
+    2
+    """
+    for layer in range(traces.view.layers):
+        tick(layer, traces.view.layers)
+        yield read_many(traces, layer, kept)
+
+
+def read_many(traces: Traces, layer: int, kept: Bool[Tensor, "b n"]) -> ReadMany:
+    """What one layer reads of many texts, with these tokens as those that count."""
+    heads, x = traces.view.heads_of(layer), traces.view.as_read(traces.read_by(layer))
+    hat, every = heads.norm.hat(exact(x)), kept is traces.real and traces.unpadded
+    return ReadMany(layer, heads, x, hat if every else torch.where(kept[..., None], hat, 0), kept, every)
 
 
 def tokens(trace: Trace, keep_massive: bool, least: int = 1) -> Int[Tensor, " n"]:

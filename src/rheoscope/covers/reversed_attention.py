@@ -4,21 +4,27 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.gradient import reversed_scores
+from rheoscope.attention.definition import for_every_head, positions
+from rheoscope.attention.gradient import reversed_rows, reversed_scores
+from rheoscope.attention.lower.block_size import numbers_in_cache
+from rheoscope.attention.mask import Mask
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import checked, end_of
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.model import Model, check_made_by
 from rheoscope.space.prediction import predictions
+from rheoscope.space.product import product
 from rheoscope.space.pullback import adds_up, pulled_back
 from rheoscope.space.share import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 from rheoscope.space.transposed import transposed
+from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
@@ -53,10 +59,7 @@ def reversed_attention(
     True
     """
     loss, pulled, wanted, at = backward(model, trace, target, token)
-    layers = [kernel(heads, trace.read_by(at), pulled[at]) for at, heads in enumerate(trace.view.blocks)]
-    norm, received, pull = (torch.stack(each) for each in zip(*layers, strict=True))
-    rank = norm.flatten().argsort(descending=True).argsort().reshape(norm.shape) + 1
-    values = {"norm": norm, "rank": rank, "received": received, "pull": pull, "loss": loss}
+    values = {name: x[0] for name, x in _values(Traces.of(trace), loss[None], [g[None] for g in pulled]).items()}
     coords = {
         "layer": range(trace.view.layers),
         "head": range(trace.view.heads),
@@ -66,13 +69,59 @@ def reversed_attention(
     return REVERSED_ATTENTION.answer(values, coords, {"target": wanted, "token": at} | trace.provenance)
 
 
+def many(traces: Traces, target: int | None = None, token: int = -1) -> dict[str, Tensor]:
+    """The same of many texts at once, from one backward pass: every field, (text, *dims); NaN beyond the end of a text.
+
+    `target` is the id of a token, by default what the model finds likeliest in each text. Where the stream is no sum (a norm after
+    it), one text is asked at a time.
+    """
+    if traces.view.unembed is None or not adds_up(traces):
+        raise RheoscopeError(
+            "the stream of this model is no sum, so its texts are asked one at a time; type rs.reversed_attention(model, traces[0])"
+        )
+    shortest = int(traces.lengths.min())
+    if not -shortest <= token < shortest:
+        raise RheoscopeError(f"the shortest text has {shortest} tokens, got token={token}; type token=-1")
+    check_differentiable(traces.view)
+    at = traces.lengths + token if token < 0 else torch.full_like(traces.lengths, token)
+    loss, pulled, _ = pulled_by_loss(traces, target, at)
+    found = _values(traces, loss, pulled)
+    there = traces.real[:, None, None]
+    return found | {name: torch.where(there, found[name], torch.nan) for name in ("received", "pull")}
+
+
+def _values(traces: Traces, loss: Float[Tensor, " b"], pulled: list[Float[Tensor, "b n d"]]) -> dict[str, Tensor]:
+    read = traces.view.as_read
+    layers = [
+        kernel(heads, read(traces.read_by(at)), read(pulled[at]), traces.unseen(at))
+        for at, heads in enumerate(traces.view.blocks)
+    ]
+    norm, received, pull = (torch.stack(each, 1) for each in zip(*layers, strict=True))
+    rank = norm.flatten(1).argsort(-1, descending=True).argsort(-1).reshape(norm.shape) + 1
+    return {"norm": norm, "rank": rank, "received": received, "pull": pull, "loss": loss}
+
+
+@torch.no_grad()
 def kernel(
-    heads: Heads, x: Float[Tensor, "n d"], pulled: Float[Tensor, "n d"]
-) -> tuple[Float[Tensor, " h"], Float[Tensor, "h n"], Float[Tensor, "h n"]]:
-    """‖R‖, Σ_i |R_ij| and Σ_i R_ij of every head of a layer, from the gradient of what its attention wrote."""
-    found = [(R.norm(), R.abs().sum(-2), R.sum(-2)) for R in maps(heads, x, pulled)]
-    norm, received, pull = (torch.stack(each) for each in zip(*found, strict=True))
-    return norm, received, pull
+    heads: Heads, x: Float[Tensor, "b n d"], pulled: Float[Tensor, "b n d"], unseen: Mask | None
+) -> tuple[Float[Tensor, "b h"], Float[Tensor, "b h n"], Float[Tensor, "b h n"]]:
+    """‖R‖, Σ_i |R_ij| and Σ_i R_ij of every head of a layer, from the gradient of what its attention wrote; some rows at a time."""
+    mechanism, n = heads.mechanism.under(unseen), x.shape[-2]
+    (i, _), g = positions(n, n, x.device), at_outputs(heads, x, pulled, unseen)
+    q, k, v = (for_every_head(exact(part), heads.count) for part in heads.read(x))
+    q, k, v = mechanism.position.place(q, i), mechanism.position.place(k, i), mechanism.value(v)
+    square = torch.zeros(q.shape[:2], dtype=torch.float64, device=x.device)
+    received, pull = (torch.zeros(q.shape[:3], dtype=q.dtype, device=x.device) for _ in range(2))
+    size = max(1, numbers_in_cache(x.device) // q[..., 0].numel()) if mechanism.normaliser.rowwise else n
+    for low in range(0, n, size):
+        rows, keys = slice(low, low + size), slice(*mechanism.mask.span(low, min(low + size, n), n))
+        R = reversed_rows(
+            mechanism, q[:, :, rows], k[:, :, keys], v[:, :, keys], g[:, :, rows].to(q.dtype), i[rows], i[keys]
+        )
+        square += torch.linalg.vector_norm(R, dim=(-2, -1), dtype=torch.float64).square()
+        received[..., keys] += torch.linalg.vector_norm(R, 1, dim=-2)
+        pull[..., keys] += R.sum(-2)
+    return square.sqrt().to(q.dtype), received, pull
 
 
 def reversed_map(
@@ -100,11 +149,7 @@ def backward(
     """
     check_made_by(model, trace)
     (at,) = checked([token], len(trace))
-    jumping = [layer for layer, heads in enumerate(trace.view.blocks) if not heads.mechanism.domain.differentiable]
-    if jumping:
-        raise RheoscopeError(
-            f"the weights of layer {jumping[0]} jump, so its scores have no gradient; type rs.surgery(…) for what a change costs"
-        )
+    check_differentiable(trace.view)
     wanted: list[int] = [] if target is None else [target_id(model, target)]
 
     def loss(law: Float[Tensor, " vocabulary"]) -> Tensor:
@@ -115,10 +160,30 @@ def backward(
     if trace.view.unembed is None or not adds_up(trace):
         value, gradients = model.gradients(trace.ids, lambda logits: loss(exact(logits[at]).log_softmax(-1)))
         return value, [gradients[str(written_at(trace, layer))] for layer in range(trace.view.layers)], wanted[0], at
-    last = trace.points[-1].detach().requires_grad_()
+    value, pulled, said = pulled_by_loss(Traces.of(trace), wanted[0] if wanted else None, torch.tensor([at]))
+    return value[0], [g[0] for g in pulled], int(said[0]), at
+
+
+def check_differentiable(view: View) -> None:
+    """Refuse a model whose weights jump somewhere."""
+    jumping = [layer for layer, heads in enumerate(view.blocks) if not heads.mechanism.domain.differentiable]
+    if jumping:
+        raise RheoscopeError(
+            f"the weights of layer {jumping[0]} jump, so its scores have no gradient; type rs.surgery(…) for what a change costs"
+        )
+
+
+def pulled_by_loss(
+    traces: Traces, target: int | None, at: Int[Tensor, " b"]
+) -> tuple[Float[Tensor, " b"], list[Float[Tensor, "b n d"]], Int[Tensor, " b"]]:
+    """−log p of the target after token `at` of every text, its gradient by what attention wrote, and the targets."""
+    last, rows = traces.at(-1).detach().requires_grad_(), torch.arange(len(traces), device=traces.points.device)
     with torch.enable_grad():
-        value = loss(predictions(trace.view, last[at : at + 1])[0])
-    return value.detach(), pulled_back(trace, torch.autograd.grad(value, last)[0]), wanted[0], at
+        law = predictions(traces.view, last[rows, at.to(rows.device)])
+        wanted = law.argmax(-1) if target is None else torch.full_like(rows, target)
+        value = -law[rows, wanted]
+        by_last = torch.autograd.grad(value.sum(), last)[0]
+    return value.detach(), pulled_back(traces, by_last), wanted
 
 
 def written_at(trace: Trace, layer: int) -> Step:
@@ -175,14 +240,18 @@ def _one(heads: Heads, projected: Any, g: Float[Tensor, "h n e"], head: int) -> 
     return reversed_scores(of_head(heads.mechanism, head), q, k, v, g[None, head : head + 1])[0, 0]
 
 
-def at_outputs(heads: Heads, x: Float[Tensor, "n d"], pulled: Float[Tensor, "n d"]) -> Float[Tensor, "h n e"]:
+def at_outputs(
+    heads: Heads, x: Float[Tensor, "*b n d"], pulled: Float[Tensor, "*b n d"], unseen: Mask | None = None
+) -> Float[Tensor, "*b h n e"]:
     """The gradient at the output of every head, before W_O and, where there is one, before the norm after attention."""
+    W_O = heads.W_O.detach()
     if heads.after is not None:
         with torch.enable_grad():
-            total = (heads.outputs(x) @ heads.W_O).sum(0)
+            outputs = heads.outputs(x, unseen).transpose(-3, -2).flatten(-2)
+            total = outputs @ W_O.to(outputs.dtype).flatten(0, 1)
             total = (total if heads.b_O is None else total + heads.b_O).detach().requires_grad_()
             pulled = transposed(heads.after.own(total), total, pulled)
-    return pulled @ heads.W_O.detach().mT
+    return product(pulled, W_O.flatten(0, 1).mT).unflatten(-1, W_O.shape[:2]).transpose(-3, -2)
 
 
 REVERSED_ATTENTION = Analysis(
@@ -190,6 +259,7 @@ REVERSED_ATTENTION = Analysis(
     question="Which heads would have to look elsewhere for the model to say this, and at what?",
     ask=reversed_attention,
     needs="model",
+    batch=many,
     fields={
         "norm": Field(
             ("layer", "head"), "‖R‖: how strongly the loss pulls at the scores of the head, over all pairs of tokens"

@@ -16,6 +16,8 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
+from rheoscope.space.view import View
 
 SPACES = ("raw", "normed", "sphere")
 
@@ -40,11 +42,11 @@ class Clouds:
         return len(self.at)
 
     def __iter__(self) -> Iterator[Float[Tensor, "n d"]]:
-        return (_placed(self.trace, self.trace.points[at, self.tokens], self.space) for at in self.at)
+        return (placed(self.trace.view, self.trace.points[at, self.tokens], self.space) for at in self.at)
 
     @property
     def points(self) -> Float[Tensor, "p n d"]:
-        return _placed(self.trace, self.trace.points[torch.tensor(self.at)[:, None], self.tokens], self.space)
+        return placed(self.trace.view, self.trace.points[torch.tensor(self.at)[:, None], self.tokens], self.space)
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
     True
     """
     check_space(space)
-    at = _points(trace, grain)
+    at = points_of(trace, grain)
     tokens = trace.ordinary(keep_massive, least).nonzero()[:, 0].tolist()
     if not all(bool(edge.isfinite()) for edge in trace.points.aminmax()):  # NaN is the least and the largest
         raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
@@ -109,7 +111,8 @@ def check_space(space: str) -> None:
         raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
 
 
-def _points(trace: Trace, grain: str) -> list[int]:
+def points_of(trace: Trace | Traces, grain: str) -> list[int]:
+    """Which points: every one (`half`), or the embedding and the end of every layer (`layer`)."""
     if grain == "half":
         return list(range(len(trace.steps)))
     if grain == "layer":
@@ -117,9 +120,11 @@ def _points(trace: Trace, grain: str) -> list[int]:
     raise RheoscopeError(f"unknown grain {grain!r}; type 'layer' or 'half'")
 
 
-def _placed(trace: Trace, points: Float[Tensor, "*p n d"], space: str) -> Float[Tensor, "*p n d"]:
+def placed(view: View, points: Float[Tensor, "*p n d"], space: str) -> Float[Tensor, "*p n d"]:
+    """Points as they stand in a space, in float32 or better."""
+    check_space(space)
     if space == "normed":
         with torch.no_grad():
-            points = trace.view.final_norm.own(points)
+            points = view.final_norm.own(points)
     points = exact(points)
     return points / points.norm(dim=-1, keepdim=True).clamp(min=1e-30) if space == "sphere" else points

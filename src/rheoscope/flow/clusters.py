@@ -10,11 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds, of_types
+from rheoscope.flow.cloud import clouds, of_types, placed, points_of
+from rheoscope.flow.gathering import gathered
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pairs import cosines, distances
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -74,6 +76,28 @@ def clusters(
     return CLUSTERS.answer(kernel(seen, seen.types, angle, draws, seed), coords, attributes)
 
 
+@torch.no_grad()
+def batch(
+    traces: Traces,
+    space: str = "raw",
+    grain: str = "layer",
+    angle: float = math.pi / 4,
+    draws: int = 2,
+    seed: int = 0,
+    keep_massive: bool = False,
+) -> dict[str, Tensor]:
+    """Mean cosines and participation ratio of many texts at once: what needs neither eigenvalues nor clusters, nor a draw."""
+    there, view = traces.counted(keep_massive, least=3), traces.view
+    half = view.as_read(traces.points[:0]).dtype.itemsize < 4
+    dtypes = (torch.float32, view.dtype) if half else (torch.float64, torch.float64)
+    at = points_of(traces, grain)
+    clouds = (placed(view, traces.points[:, point], space).to(dtypes[0]) for point in at)
+    if space == "raw":
+        return gathered(clouds, traces.norms[:, at].to(dtypes[0]), there, dtypes[1])
+    seen = list(clouds)
+    return gathered(seen, torch.stack([x.norm(dim=-1) for x in seen], 1), there, dtypes[1])
+
+
 def kernel(
     clouds: Iterable[Float[Tensor, "n d"]], types: Int[Tensor, " n"], angle: float, draws: int, seed: int
 ) -> dict[str, Any]:
@@ -90,7 +114,7 @@ def kernel(
     return found | {
         "type_count": types.max() + 1,
         "type_flow": flow(found["type_cluster_count"]),
-        "lineage": lineage(labels),
+        "lineage": lineage(labels.cpu()).to(labels.device),  # name by name: a GPU would be asked for each
         "ari": torch.stack([rand_index(a, b) for a, b in pairwise(labels)]),
         "nmi": torch.stack([mutual_information(a, b) for a, b in pairwise(labels)]),
     }
@@ -304,6 +328,7 @@ CLUSTERS = Analysis(
     name="clusters",
     question="Do tokens gather into clusters, and in how many directions does the cloud still spread?",
     ask=clusters,
+    batch=batch,
     needs="trace",
     fields={
         "mean_cosine": Field(

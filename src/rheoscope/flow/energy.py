@@ -1,15 +1,15 @@
 """Is attention a gradient flow? The energy of every head, how far it climbs it, and what stands between it and a gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mask import NoMask
+from rheoscope.attention.mask import Mask, NoMask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition
 from rheoscope.flow.landscape import Landscape, landscape
@@ -18,16 +18,20 @@ from rheoscope.space.chance import one_sided, q_values
 from rheoscope.space.components import end_of
 from rheoscope.space.head import Heads, Projected, through
 from rheoscope.space.operator import Factored
+from rheoscope.space.product import product
 from rheoscope.space.share import exact, share
+from rheoscope.space.texts import There, counts, kept_rows, mean
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
+from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
 LEVEL = 0.05
 DIFFERENCES = ("mask", "norm", "position", "mlp")
-Cloud = Float[Tensor, "n d"]
-Kept = Int[Tensor, " kept"]
+Cloud = Float[Tensor, "*b n d"]
+PerHead = Float[Tensor, "*b h"]
 
 
 @torch.no_grad()
@@ -58,30 +62,56 @@ def energy(
     >>> found.cosine.dims, bool((abs(found.cosine) <= 1 + 1e-6).all())
     (('layer', 'head'), True)
     """
-    kept = trace.ordinary(keep_massive, least=2).nonzero()[:, 0]
-    rows: list[dict[str, Tensor]] = []
-    form = None
-    for layer, heads in enumerate(trace.view.blocks):
-        M, F = heads.M().exact(), heads.F().exact()
-        before, form = form, whole(M, len(heads.W_K))
-        rows.append(of_layer(trace, layer, kept) | alignments(M, F, len(heads.W_K)))
-        rows[layer]["landscape"] = torch.full_like(form[0, 0], float("nan"))
-        if before is not None:
-            rows[layer - 1]["landscape"] = between(before, form)
-        if progress is not None:
-            progress(layer + 1, trace.view.layers)
-    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    there = trace.ordinary(keep_massive, least=2)
+    values = kernel(trace, None if bool(there.all()) else there, progress) | of_weights(trace.view)
     return _answer(trace, values, keep_massive)
 
 
-def of_layer(trace: Trace, layer: int, kept: Kept) -> dict[str, Tensor]:
+@torch.no_grad()
+def batch(
+    traces: Traces, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Tensor]:
+    """The heads of every layer on many texts at once: every field of `energy`."""
+    values = kernel(traces, traces.counted(keep_massive, least=2), progress)
+    values |= {name: x.expand(len(traces), *x.shape) for name, x in of_weights(traces.view).items()}
+    q = torch.stack([found_beyond_chance(*text) for text in zip(values["z"], values["alignment_z"], strict=True)])
+    q = q.to(values["z"].device)
+    return values | {"q_value": q, "gradient_like": q <= LEVEL}
+
+
+def kernel(
+    trace: Trace | Traces, there: There, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Tensor]:
+    """All that depends on the text, of one or of several; tokens that are not `there` stay keys, and are left out of every mean."""
+    rows = []
+    for layer in range(trace.view.layers):
+        rows.append(of_layer(trace, layer, there))
+        if progress is not None:
+            progress(layer + 1, trace.view.layers)
+    texts = trace.points.ndim - 3
+    return {name: torch.stack([row[name] for row in rows], texts) for name in rows[0]}
+
+
+def of_weights(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
+    """All that the weights alone tell."""
+    rows: list[dict[str, Tensor]] = []
+    form = None
+    for layer, heads in enumerate(view.blocks):
+        M, F = heads.M().exact(), heads.F().exact()
+        before, form = form, whole(M, len(heads.W_K))
+        rows.append(alignments(M, F, len(heads.W_K)) | {"landscape": torch.full_like(form[0, 0], float("nan"))})
+        if before is not None:
+            rows[layer - 1]["landscape"] = turned_from(before, [form])[0]
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def of_layer(trace: Trace | Traces, layer: int, there: There) -> dict[str, Tensor]:
     """What the heads of one layer do on the text."""
     step = step_of(trace, layer)
     own = _attention(trace, layer)
     others = [updated(trace, layer), *altered(trace, layer, step, own)]
-    mine = own[kept]
-    apart = torch.stack([between(mine, other[kept]) for other in others])
-    return of_heads(step, kept) | {"landscape_update": apart[0], "ledger": apart[1:]}
+    apart = turned_from(kept_rows(own, there), (kept_rows(other, there) for other in others))
+    return of_heads(step, there) | {"landscape_update": apart[..., 0], "ledger": apart[..., 1:]}
 
 
 def alignments(M: Factored, F: Factored, groups: int) -> dict[str, Float[Tensor, " h"]]:
@@ -122,14 +152,15 @@ class Step:
 
     field: Landscape
     hat: Cloud
-    scale: Float[Tensor, "n 1"]
-    asked: Float[Tensor, "h n k"]
-    bias: Float[Tensor, "h 1 k"]
+    scale: Float[Tensor, "*b n 1"]
+    asked: Float[Tensor, "*b h n k"]
+    bias: Float[Tensor, "*b h 1 k"]
     ask: Float[Tensor, "h d k"]
     write: Float[Tensor, "h e d"]
-    energy: Float[Tensor, "h n"]
-    slope: Float[Tensor, "h n k"]
-    moved: Float[Tensor, "h n e"]
+    energy: Float[Tensor, "*b h n"]
+    slope: Float[Tensor, "*b h n k"]
+    moved: Float[Tensor, "*b h n e"]
+    as_read: Callable[[Tensor], Tensor] = lambda x: x
 
     @cached_property
     def middle(self) -> Float[Tensor, "h e k"]:
@@ -145,65 +176,76 @@ class Step:
         heads = self.field.heads
         q, norm = self.asked + self.bias, heads.q_norm
         q = q if norm is None else norm.hat(q) * (1.0 if norm.gain is None else norm.gain.to(q))
-        v = through(heads.norm, self.hat, heads.W_V, heads.b_V, None)
-        return q[None], self.field.read[None], v[None]
+        v = through(heads.norm, self.hat, heads.W_V, heads.b_V, None, self.as_read)
+        return (q, self.field.read, v) if q.ndim == 4 else (q[None], self.field.read[None], v[None])
 
 
-def step_of(trace: Trace, layer: int) -> Step:
+def step_of(trace: Trace | Traces, layer: int) -> Step:
     heads, x = trace.view.blocks[layer], trace.read_by(layer)
     x = exact(x)
     norm, hat, made = heads.norm, heads.norm.hat(x), trace.carried(layer).exact()
-    field, nothing = landscape(heads, hat), torch.zeros_like(hat[:1])
-    queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None) for y in (hat, nothing))
+    as_read, nothing = trace.view.as_read, torch.zeros_like(hat[..., :1, :])
+    field = landscape(heads, hat, unseen(trace, layer), as_read)
+    queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None, as_read) for y in (hat, nothing))
     energy, slope = field.slope(queries)
+    asked, slope, moved = (
+        x.contiguous() if x.is_cuda else x for x in (queries - bias, slope, made.moved)
+    )  # for products
     ask = norm.fold(heads.W_Q.to(x.dtype))
-    return Step(field, hat, norm.scale(x), queries - bias, bias, ask, made.write, energy, slope, made.moved)
+    return Step(field, hat, norm.scale(x), asked, bias, ask, made.write, energy, slope, moved, as_read)
 
 
-def of_heads(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
+def unseen(trace: Trace | Traces, layer: int) -> Mask | None:
+    """Padding, where texts stand side by side."""
+    return trace.unseen(layer) if isinstance(trace, Traces) else None
+
+
+def of_heads(step: Step, there: There) -> dict[str, PerHead]:
     """Λ before and after, the first order, and the cosine with its null."""
     first, after = moves(step, 1.0)
-    before, then, slope = (part[:, kept].mean(-1) for part in (step.energy, after, first))
+    before, then, slope = (mean(part, there) for part in (step.energy, after, first))
     return {
         "energy": before,
         "energy_after": then,
         "first_order": slope,
-        "remainder": (after - step.energy - first)[:, kept].mean(-1),
-    } | cosines(step, kept)
+        "remainder": mean(after - step.energy - first, there),
+    } | cosines(step, there)
 
 
-def moves(step: Step, share: float) -> tuple[Float[Tensor, "h n"], Float[Tensor, "h n"]]:
+def moves(step: Step, share: float) -> tuple[Float[Tensor, "*b h n"], Float[Tensor, "*b h n"]]:
     """⟨∇Λ_i, share Δ_i⟩ through the norm, and Λ_i after x_i + share Δ_i: from inner products of tokens, queries and Δ.
 
     x̂ = r x C, so that a move by Δ gives dx̂ = r (ΔC − x̂ ⟨x̂, Δ⟩/d) and 1/r'² = 1/r² + (2⟨xC, Δ⟩ + ‖ΔC‖²)/d.
     """
-    norm, r, d = step.field.heads.norm, step.scale[:, 0], step.hat.shape[-1]
+    norm, r, d = step.field.heads.norm, step.scale[..., None, :, 0], step.hat.shape[-1]
     moved = share * step.moved
     turned = moved @ step.middle
     climb = (turned * step.slope).sum(-1)
     if norm.eps is None:
         return climb, step.field.energies(step.asked + turned + step.bias)
-    ahead = (step.hat @ step.write.flatten(0, 1).mT).unflatten(-1, (len(moved), -1)).transpose(0, 1)
+    ahead = product(step.as_read(step.hat), step.write.flatten(0, 1).mT)
+    ahead = ahead.unflatten(-1, step.write.shape[:2]).transpose(-3, -2)
     along = (moved * ahead).sum(-1)
     first = r * (climb - (step.slope * step.asked).sum(-1) * along / d)
     written = norm.centre(step.write) @ step.write.mT if norm.centred else step.written
     squared = r**-2 + (2 * along / r + (moved @ written * moved).sum(-1)) / d
-    again = squared.clamp(min=norm.eps).rsqrt()[..., None] * (step.asked / step.scale + turned)
+    again = squared.clamp(min=norm.eps).rsqrt()[..., None] * (step.asked / r[..., None] + turned)
     return first, step.field.energies(again + step.bias)
 
 
-def cosines(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
+def cosines(step: Step, there: There) -> dict[str, PerHead]:
     """cos(Δ, ∇Λ) and what it would be if F were turned at random, from r x r matrices.
 
     ⟨ΔQ, G⟩ = tr(Q GᵀΔ) has mean 0 and variance ‖ΔᵀG‖²/d over all orthogonal Q.
     """
-    moved, slope, asking = step.moved[:, kept], step.slope[:, kept], step.ask.mT @ step.ask
+    moved, slope, asking = kept_rows(step.moved, there), kept_rows(step.slope, there), step.ask.mT @ step.ask
     both = moved.mT @ slope
     lengths = (moved.mT @ moved * step.written).sum((-2, -1)), (slope.mT @ slope * asking).sum((-2, -1))
     size = lengths[0].clamp(min=0).sqrt() * lengths[1].clamp(min=0).sqrt()
     spread = (both.mT @ step.written @ both * asking).sum((-2, -1)).clamp(min=0).sqrt() / step.hat.shape[-1] ** 0.5
     inner = (both * step.middle).sum((-2, -1))
-    shared = (moved.sum(1)[:, None] @ step.middle @ slope.mean(1)[..., None])[:, 0, 0]
+    shared = (moved.sum(-2)[..., None, :] @ step.middle @ slope.sum(-2)[..., None])[..., 0, 0]
+    shared = shared / counts(step.energy, there)
     return {
         "cosine": share(inner, size),
         "cosine_null": torch.zeros_like(inner),
@@ -216,54 +258,66 @@ def cosines(step: Step, kept: Kept) -> dict[str, Float[Tensor, " h"]]:
 # What stands between a layer and a gradient flow
 
 
-def updated(trace: Trace, layer: int) -> Cloud:
+def updated(trace: Trace | Traces, layer: int) -> Cloud:
     """What the attention of the next layer does to this layer's cloud; NaN at the last layer."""
     if layer + 1 == trace.view.layers:
-        return torch.full_like(exact(trace.points[0]), float("nan"))
+        return torch.full_like(exact(_at(trace, 0)), float("nan"))
     after = trace.view.blocks[layer + 1]
-    return moved_by(after, after.mechanism, *after.read(trace.read_by(layer)))
+    mechanism, read = (
+        after.mechanism.under(unseen(trace, layer + 1)),
+        after.read(trace.view.as_read(trace.read_by(layer))),
+    )
+    return moved_by(after, mechanism, *read).reshape(_at(trace, 0).shape)
 
 
-def altered(trace: Trace, layer: int, step: Step, own: Cloud) -> list[Cloud]:
+def altered(trace: Trace | Traces, layer: int, step: Step, own: Cloud) -> list[Cloud]:
     """The attention's displacement `own` without mask, norm, position and MLP."""
-    heads, mechanism = step.field.heads, step.field.mechanism
+    heads, mechanism = step.field.heads, step.field.heads.mechanism
+    hidden = trace.padding if isinstance(trace, Traces) else None
     free, nowhere = replace(mechanism, mask=NoMask()), replace(mechanism, position=NoPosition())
-    x, given = trace.read_by(layer).to(own.dtype), step.read()
+    x, given = exact(trace.read_by(layer)), [trace.view.as_read(part) for part in step.read()]
     return [
-        own if mechanism.mask.forbids_nothing else moved_by(heads, free, *given),
-        _normed(heads, trace, layer, x, own),
-        own if mechanism.position.nowhere else moved_by(heads, nowhere, *given),
-        trace.points[end_of(trace, layer)].to(own.dtype) - x,
+        own if mechanism.mask.forbids_nothing else moved_by(heads, free.under(hidden), *given).reshape(own.shape),
+        _normed(step, trace, layer, x, own),
+        own
+        if mechanism.position.nowhere
+        else moved_by(heads, nowhere.under(unseen(trace, layer)), *given).reshape(own.shape),
+        exact(_at(trace, end_of(trace, layer))) - x,
     ]
 
 
-def _normed(heads: Heads, trace: Trace, layer: int, x: Cloud, own: Cloud) -> Cloud:
+def _normed(step: Step, trace: Trace | Traces, layer: int, x: Cloud, own: Cloud) -> Cloud:
     """What the displacement becomes through the norm: of x̂ where the norm comes before, of the sum where it comes after."""
     middle = trace.middle[layer]
     if trace.steps[middle].is_sum:
-        return trace.points[middle + 1].to(x.dtype) - x
-    return heads.norm.hat(x + own) - heads.norm.hat(x)
+        return exact(_at(trace, middle + 1)) - x
+    return step.field.heads.norm.hat(x + own) - step.hat
 
 
-def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Cloud:
-    """What the attention of a layer adds to a cloud when its weights are computed by `mechanism`."""
-    out = mechanism.attend(q, k, v)[0].transpose(0, 1).flatten(1)
-    out = exact(out)
-    total = out @ heads.W_O.flatten(0, 1).to(out.dtype) + (0 if heads.b_O is None else heads.b_O)
+def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "b n d"]:
+    """What the attention of a layer adds to clouds when its weights are computed by `mechanism`."""
+    out = mechanism.attend(q, k, v).transpose(1, 2).flatten(2)
+    total = product(out, heads.W_O.flatten(0, 1)) + (0 if heads.b_O is None else heads.b_O)
     if heads.after is None:
         return total
     return total * heads.after_scale(total) + (0 if heads.after.bias is None else heads.after.bias)
 
 
-def between(a: Tensor, b: Tensor) -> Float[Tensor, ""]:
-    """1 − cos of two arrays as vectors; 0 where one of them is 0."""
-    a, b = a.flatten(), b.flatten()
-    size = a.norm() * b.norm()
-    return torch.where(size == 0, 0, 1 - a @ b / torch.where(size == 0, 1, size))
+def turned_from(a: Cloud, others: Iterable[Cloud]) -> Float[Tensor, "*b others"]:
+    """1 − cos of an array and of each of several, as vectors; 0 where one of the two is 0."""
+    a = a.flatten(-2)
+    pairs = [(torch.linalg.vecdot(a, b), b.norm(dim=-1)) for b in (other.flatten(-2) for other in others)]
+    inner, sizes = (torch.stack(part, -1) for part in zip(*pairs, strict=True))
+    sizes = a.norm(dim=-1)[..., None] * sizes
+    return torch.where(sizes == 0, 0, 1 - inner / torch.where(sizes == 0, 1, sizes))
 
 
-def _attention(trace: Trace, layer: int) -> Cloud:
-    return exact(trace.points[trace.middle[layer]]) - exact(trace.points[trace.where[layer]])
+def _attention(trace: Trace | Traces, layer: int) -> Cloud:
+    return exact(_at(trace, trace.middle[layer])) - exact(_at(trace, trace.where[layer]))
+
+
+def _at(trace: Trace | Traces, point: int) -> Cloud:
+    return trace.points[..., point, :, :]
 
 
 # The answer
@@ -300,6 +354,7 @@ ENERGY = Analysis(
     name="energy",
     question="Does each head move tokens up its own energy, and what keeps the layers from being a gradient flow?",
     ask=energy,
+    batch=batch,
     needs="trace",
     fields={
         "energy": Field(

@@ -1,21 +1,24 @@
 """Do the additive updates keep the geometry that the tokens had? Distances and neighbours against earlier clouds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds
+from rheoscope.flow.cloud import clouds, placed, points_of
+from rheoscope.flow.token_pairs import drawn_pairs, every_pair, sampling_error
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import mlp_at
-from rheoscope.space.pairs import distances, inner_products, upper
-from rheoscope.space.ranks import unit_ranks
+from rheoscope.space.pairs import distances
+from rheoscope.space.product import difference, inner
 from rheoscope.space.share import exact, share
+from rheoscope.space.texts import There, centred, kept, kept_rows, mean
 from rheoscope.space.ticking import tick
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -27,6 +30,8 @@ def geometry_kept(
     space: str = "raw",
     strides: Sequence[int] = (1, 4),
     nearest: int = 5,
+    pairs: int | None = None,
+    seed: int = 0,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
     """How much of the tokens' geometry survives, layer by layer.
@@ -41,7 +46,8 @@ def geometry_kept(
     made, summed over tokens above and below.
 
     **Gives** (point, reference): `rsa`, `neighbours` and the null of each; NaN where a reference lies before the start;
-    (layer, head): `erasure`; (layer): `erasure_mlp`.
+    (layer, head): `erasure`; (layer): `erasure_mlp`. With `pairs`, RSA is of so many pairs drawn at random (with replacement, the same
+    ones at every point, by `seed`) instead of all, and `rsa_error` says how far that may be off.
 
     **Laws** 1 against itself; unchanged by a turn, a shift and a scale of either cloud; the null of RSA has mean 0.
 
@@ -53,92 +59,127 @@ def geometry_kept(
     1.0
     """
     seen = clouds(trace, space, "layer", keep_massive, least=4)
-    n = len(seen.tokens)
+    _refuse(len(seen.tokens), nearest, pairs)
+    names, there = ["embed", *(f"-{stride}" for stride in strides)], trace.ordinary(keep_massive)
+    values = kernel((centred(x.double()[None], None) for x in seen), None, strides, nearest, pairs, seed)
+    values = {name: x[0] for name, x in values.items()} | erasures(trace, None if bool(there.all()) else there)
+    numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
+    coords = {"point": list(seen.steps), "reference": names} | numbers
+    drawn = {} if pairs is None else {"pairs": pairs, "seed": seed}
+    return GEOMETRY_KEPT.answer(values, coords, {"nearest": nearest} | drawn | seen.attributes)
+
+
+@torch.no_grad()
+def batch(
+    traces: Traces,
+    space: str = "raw",
+    strides: Sequence[int] = (1, 4),
+    nearest: int = 5,
+    pairs: int | None = None,
+    seed: int = 0,
+    keep_massive: bool = False,
+) -> dict[str, Tensor]:
+    """Every field of `geometry_kept`, of many texts at once."""
+    there, view = traces.counted(keep_massive, least=4), traces.view
+    _refuse(traces.fewest(keep_massive), nearest, pairs)
+    half = view.as_read(traces.points[:0]).dtype.itemsize < 4
+    seen = (placed(view, traces.points[:, at], space) for at in points_of(traces, "layer"))
+    clouds = (view.as_read(centred(x, there)) if half else centred(x.double(), there) for x in seen)
+    return kernel(clouds, there, strides, nearest, pairs, seed) | erasures(traces, there)
+
+
+def _refuse(n: int, nearest: int, pairs: int | None) -> None:
     if not 1 <= nearest < n - 1:
         raise RheoscopeError(
             f"of {n} tokens, the nearest are from 1 to {n - 2}, got nearest={nearest}; type nearest={max(1, min(5, n - 2))}"
         )
-    names = ["embed", *(f"-{stride}" for stride in strides)]
-    values = kernel(seen.points, strides, nearest) | erasures(trace, seen.tokens)
-    numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    coords = {"point": list(seen.steps), "reference": names} | numbers
-    return GEOMETRY_KEPT.answer(values, coords, {"nearest": nearest} | seen.attributes)
+    if pairs is not None and pairs < 4:
+        raise RheoscopeError(f"pairs that are drawn are 4 or more, got {pairs}; type pairs=100000, or None for all")
 
 
-def kernel(points: Float[Tensor, "p n d"], strides: Sequence[int], nearest: int) -> dict[str, Tensor]:
-    """Every cloud against the first and against those `strides` before it."""
-    n = points.shape[-2]
-    far = [distances(inner_products(x.double())) for x in points]
-    ranks, near = (
-        torch.stack([unit_ranks(upper(d)) for d in far]),
-        torch.stack([neighbours_of(d, nearest) for d in far]),
-    )
-    rows = torch.stack([pulls(r, n) for r in ranks])
-    table = torch.full((3, len(points), 1 + len(strides)), float("nan"), dtype=ranks.dtype, device=ranks.device)
-    for at in range(len(points)):
-        for column, back in enumerate([at, *strides]):
-            if back <= at:
-                was = at - back
-                spread = mantel(rows[at], rows[was], n)
-                table[:, at, column] = torch.stack([ranks[at] @ ranks[was], spread, overlap(near[at], near[was])])
-    rsa, spread, neighbours = table
-    chance = torch.tensor(nearest / (n - 1))
-    return {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": spread, "neighbours": neighbours, "neighbours_null": chance}
+def kernel(
+    clouds: Iterable[Float[Tensor, "b n d"]],
+    there: There,
+    strides: Sequence[int],
+    nearest: int,
+    pairs: int | None,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Every cloud of every text, seen from its mean, against the first and against those `strides` before it."""
+    chosen, ranks, near, rows = None, [], [], []
+    for x in clouds:
+        far = distances(inner(x))
+        chosen = chosen or (every_pair(far, there) if pairs is None else drawn_pairs(far, there, pairs, seed))
+        ranks.append(chosen.ranks(far))
+        rows.append(chosen.pulls(ranks[-1], far.shape[-1]))
+        near.append(neighbours_of(far, nearest, there))
+    assert chosen is not None, "every text has a first cloud"
+    rank, close, row = torch.stack(ranks), torch.stack(near), torch.stack(rows)
+    table = rank.new_full((3, 1 + len(strides), len(rank), rank.shape[1]), float("nan"))
+    for column, back in enumerate([0, *strides]):
+        now, was = (slice(None), slice(1)) if not back else (slice(back, None), slice(None, max(0, len(rank) - back)))
+        same = torch.linalg.vecdot(rank[now], rank[was]), overlap(close[now], close[was], there)
+        table[:, column, now] = torch.stack([same[0], mantel(row[now], row[was], chosen.tokens), same[1]])
+    rsa, spread, neighbours = table.permute(0, 3, 2, 1)
+    found = {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": spread, "neighbours": neighbours}
+    found["neighbours_null"] = nearest / (chosen.tokens - 1)
+    return found if pairs is None else found | {"rsa_error": sampling_error(rsa, pairs)}
 
 
-def erasures(trace: Trace, kept: list[int]) -> dict[str, Tensor]:
+def erasures(trace: Trace | Traces, there: There) -> dict[str, Tensor]:
     """How much of what each head and each MLP wrote is taken back by all that is written after it."""
 
-    def at(step: int) -> Float[Tensor, "n d"]:
-        return trace.points[step, kept].to(last.dtype)
+    points, sums = trace.points, exact(trace.points[:0]).dtype
+    dtype = trace.view.as_read(exact(points[:0])).dtype
 
-    last, heads, mlps = exact(trace.points[-1, kept]), [], []
+    def way(start: int, end: int) -> Float[Tensor, "*b n d"]:
+        return kept_rows(difference(exact(points[..., end, :, :]), exact(points[..., start, :, :]), dtype), there)
+
+    heads, mlps = [], []
     for layer in range(trace.view.layers):
         tick(layer, trace.view.layers)
-        made, end = trace.carried(layer).at(kept).exact(), mlp_at(trace, layer)
-        heads.append(share(made.along(last - at(trace.middle[layer])).sum(-1), made.squares().sum(-1)))
-        wrote = at(end) - at(end - 1)
-        mlps.append(share((wrote * (last - at(end))).sum(), wrote.square().sum()))
-    return {"erasure": torch.stack(heads), "erasure_mlp": torch.stack(mlps)}
+        made, end = trace.carried(layer), mlp_at(trace, layer)
+        later, wrote = way(trace.middle[layer], -1), way(end - 1, end)
+        heads.append(share(made.along(later).sum(-1), kept(made.squares(), there).sum(-1)))
+        again, size = (
+            (wrote * way(end, -1)).sum((-2, -1), dtype=sums),
+            torch.linalg.vector_norm(wrote, dim=(-2, -1), dtype=sums),
+        )
+        mlps.append(share(again, size.square()))
+    return {"erasure": torch.stack(heads, -2), "erasure_mlp": torch.stack(mlps, -1)}
 
 
-def pulls(rank: Float[Tensor, " pairs"], n: int) -> Float[Tensor, "2"]:
-    """Σ_{i≠j} a_ij² and Σ a_ij a_il over distinct i, j, l of the table of these ranks: all that Mantel's null needs."""
-    i, j = torch.triu_indices(n, n, 1, device=rank.device)
-    rows = rank.new_zeros(n).index_add_(0, i, rank).index_add_(0, j, rank)
-    squares = 2 * rank.square().sum()
-    return torch.stack([squares, rows.square().sum() - squares])
-
-
-def mantel(a: Float[Tensor, "2"], b: Float[Tensor, "2"], n: int) -> Float[Tensor, ""]:
-    """Standard deviation of Σ_{i<j} a_ij b_π(i)π(j) over all permutations π, both tables symmetric and of sum 0.
+def mantel(a: Float[Tensor, "*p b 2"], b: Float[Tensor, "*#p b 2"], n: Float[Tensor, " b"]) -> Float[Tensor, "*p b"]:
+    """Standard deviation of Σ_{i<j} a_ij b_π(i)π(j) over all permutations π, both tables symmetric and of sum 0, of n tokens.
 
     Squared, the sum has pairs of pairs that share two tokens, one, or none; each kind has its mean over permutations.
     """
-    shared = [torch.stack([2 * x[0], 4 * x[1], -2 * x[0] - 4 * x[1]]) for x in (a, b)]
-    ways = torch.tensor([2 * n * (n - 1), 4 * n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)]).to(a)
-    return ((shared[0] * shared[1] / ways).sum().clamp(min=0) / 4).sqrt()
+    shared = [torch.stack([2 * x[..., 0], 4 * x[..., 1], -2 * x[..., 0] - 4 * x[..., 1]], -1) for x in (a, b)]
+    ways = torch.stack([2 * n * (n - 1), 4 * n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)], -1).to(a)
+    return ((shared[0] * shared[1] / ways).sum(-1).clamp(min=0) / 4).sqrt()
 
 
-def neighbours_of(d: Float[Tensor, "n n"], k: int) -> Int[Tensor, "n k"]:
+def neighbours_of(d: Float[Tensor, "*b n n"], k: int, there: There = None) -> Int[Tensor, "*b n k"]:
     """The k nearest other tokens of each; of equally near ones the earlier."""
-    far = d + torch.diag(d.new_full((len(d),), float("inf")))
+    far = kept(d, there, torch.inf) + torch.diag(d.new_full(d.shape[-1:], torch.inf))
     near = far.topk(k + 1, largest=False)
-    tied = near.values[:, k] == near.values[:, k - 1]  # which of those at the border belong to the nearest?
-    found = near.indices[:, :k]
+    tied = near.values[..., k] == near.values[..., k - 1]  # which of those at the border belong to the nearest?
+    found = near.indices[..., :k]
     found[tied] = far[tied].sort(dim=-1, stable=True).indices[:, :k]
     return found
 
 
-def overlap(a: Int[Tensor, "n k"], b: Int[Tensor, "n k"]) -> Float[Tensor, ""]:
+def overlap(a: Int[Tensor, "p b n k"], b: Int[Tensor, "#p b n k"], there: There) -> Float[Tensor, "p b"]:
     """Mean share of neighbours in common."""
-    return (a[:, :, None] == b[:, None, :]).any(-1).double().mean()
+    shared = (a[..., :, None] == b[..., None, :]).any(-1).double().mean(-1)
+    return mean(shared.transpose(0, 1), there).mT
 
 
 GEOMETRY_KEPT = Analysis(
     name="geometry_kept",
     question="Are tokens that were near each other still near, layer by layer?",
     ask=geometry_kept,
+    batch=batch,
     needs="trace",
     fields={
         "rsa": Field(
@@ -152,6 +193,10 @@ GEOMETRY_KEPT = Analysis(
         ),
         "rsa_null_sd": Field(
             ("point", "reference"), "standard deviation of the same over all permutations, exact (Mantel 1967)"
+        ),
+        "rsa_error": Field(
+            ("point", "reference"),
+            "standard error of rsa where pairs are drawn at random: (1 − r²) √((1 + r²/2)/(pairs − 3))",
         ),
         "neighbours": Field(
             ("point", "reference"),

@@ -9,7 +9,9 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.share import exact
+from rheoscope.space.texts import kept
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -37,11 +39,7 @@ def massive_tokens(trace: Trace, times: float = 5.0, top: int = 3) -> "xarray.Da
     >>> bool((found.largest > 1.5).all())
     True
     """
-    width = trace.points.shape[-1]
-    if not times > 1 or not 1 <= top <= width:
-        raise RheoscopeError(
-            f"times is above 1 and top from 1 to {width}, got {times} and {top}; type times=5.0, top=3"
-        )
+    _refuse(times, top, trace.points.shape[-1])
     at = trace.massive(times)
     received = [trace.statistics(layer)["received"].mean(0)[at] / len(trace) for layer in range(trace.view.layers)]
     values = kernel(exact(trace.points), at, times, top) | {"sink_mass": torch.stack(received)}
@@ -53,6 +51,27 @@ def massive_tokens(trace: Trace, times: float = 5.0, top: int = 3) -> "xarray.Da
         "layer": range(trace.view.layers),
     }
     return MASSIVE_TOKENS.answer(values, coords, attributes | trace.provenance)
+
+
+@torch.no_grad()
+def batch(traces: Traces, times: float = 5.0, top: int = 3) -> dict[str, Tensor]:
+    """How long massive tokens of many texts are, since when, and in which coordinates; not what heads give them."""
+    _refuse(times, top, traces.points.shape[-1])
+    there, lengths = traces.massive(times), traces.norms
+    ratio = lengths / lengths.nanmedian(-1, keepdim=True).values.clamp(min=1e-30)
+    largest = ratio.nan_to_num().max(1)
+    texts, tokens = (torch.arange(size, device=there.device) for size in there.shape)
+    longest = exact(traces.points[texts[:, None], largest.indices, tokens])
+    held = (longest.square() / longest.square().sum(-1, keepdim=True).clamp(min=1e-30)).topk(top)
+    spread = 1.4826 * ratio.log().abs().nanmedian(-1).values
+    return {
+        "length": kept(ratio, there, torch.nan),
+        "largest": kept(largest.values, there, torch.nan),
+        "born": torch.where(there, (ratio > times).int().argmax(1), -1),
+        "coordinate": torch.where(there[..., None], held.indices, -1),
+        "coordinate_share": torch.where(there[..., None], held.values, torch.nan),
+        "spread": kept(spread.gather(1, largest.indices), there, torch.nan),
+    }
 
 
 def kernel(points: Float[Tensor, "p n d"], at: list[int], times: float, top: int) -> dict[str, Tensor]:
@@ -74,10 +93,18 @@ def kernel(points: Float[Tensor, "p n d"], at: list[int], times: float, top: int
     }
 
 
+def _refuse(times: float, top: int, width: int) -> None:
+    if not times > 1 or not 1 <= top <= width:
+        raise RheoscopeError(
+            f"times is above 1 and top from 1 to {width}, got {times} and {top}; type times=5.0, top=3"
+        )
+
+
 MASSIVE_TOKENS = Analysis(
     name="massive_tokens",
     question="Which tokens are left out of the clouds, how large are they, in which coordinates?",
     ask=massive_tokens,
+    batch=batch,
     needs="trace",
     fields={
         "length": Field(

@@ -1,33 +1,38 @@
 """What would the model say if it stopped here? Every step of a token through the final norm and the unembedding."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_at_once
+from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_cache
 from rheoscope.flow.next_token import sees_next
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import successors
 from rheoscope.space.components import checked, components
 from rheoscope.space.prediction import predictions
+from rheoscope.space.share import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
-BEFORE = 7
-"""Tokens before it whose predictions are told too, at the end of every layer."""
-
 
 @torch.no_grad()
 def readout(
-    trace: Trace, token: int = -1, target: int | None = None, top: int = 5, draws: int = 200, seed: int = 0
+    trace: Trace,
+    token: int = -1,
+    target: int | None = None,
+    top: int = 5,
+    before: int = 7,
+    draws: int = 200,
+    seed: int = 0,
 ) -> "xarray.Dataset":
     """The logit lens: what each step of a token predicts.
 
@@ -48,7 +53,8 @@ def readout(
     `logit`, its sum; (elsewhere), at most 64 earlier tokens: `log_probability_next` with its null, and `largest_elsewhere`, the log
     probability of what each finds likeliest, which the target's own can be compared with; (draw): `log_probability_next_drawn`,
     the mean over these places in each draw; (end, token): `likeliest` (ids) and `likeliest_probability` of the token and at
-    most 7 before it, at the end of every layer. A model that reads what comes next (an encoder) has no `log_probability_next`.
+    most `before` tokens before it, at the end of every layer. A model that reads what comes next (an encoder) has no
+    `log_probability_next`.
 
     **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
     logit; all unchanged by a turn of the axes of E that the model follows.
@@ -65,11 +71,10 @@ def readout(
     token = checked([token], len(trace))[0]
     laws = predictions(trace.view, trace.points[:, token])
     target = int(laws[-1].argmax()) if target is None else target
-    if not 0 <= target < laws.shape[-1]:
-        raise RheoscopeError(f"the target is a token id from 0 to {laws.shape[-1] - 1}, got {target}")
+    _refuse(target, laws.shape[-1], before)
     written, others = attribution(trace, token, target), elsewhere(token)
-    ends, there = layer_ends(trace.steps), list(range(max(0, token - BEFORE), token + 1))
-    values = kernel(laws, target, top) | likeliest(trace, ends, there)
+    ends, there = layer_ends(trace.steps), list(range(max(0, token - before), token + 1))
+    values = kernel(laws, torch.tensor(target, device=laws.device), top) | likeliest(trace, ends, there)
     values["attribution"] = torch.stack(list(written.values()))
     values["logit"] = values["attribution"].sum()
     values |= of_earlier(trace, token, others, draws, seed)
@@ -85,14 +90,54 @@ def readout(
     return READOUT.answer(values, coords, settings | trace.provenance)
 
 
-def kernel(laws: Float[Tensor, "p vocabulary"], target: int, top: int) -> dict[str, Tensor]:
+@torch.no_grad()
+def batch(
+    traces: Traces,
+    token: int = -1,
+    target: int | None = None,
+    top: int = 5,
+    before: int = 7,
+    draws: int = 200,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """What a token of every text predicts at every step, and what those before it find likeliest: no draws, and who wrote it not."""
+    checked([token], int(traces.lengths.min()))
+    at = traces.lengths - 1 - (-1 - token) if token < 0 else torch.full_like(traces.lengths, token)
+    laws = predictions(traces.view, traces.points[torch.arange(len(at), device=at.device), :, at])
+    _refuse(0 if target is None else target, laws.shape[-1], before)
+    found = laws[:, -1].argmax(-1) if target is None else torch.full_like(at, target)
+    return kernel(laws, found, top) | likeliest_of(traces, at, before)
+
+
+def likeliest_of(traces: Traces, at: Int[Tensor, " b"], before: int) -> dict[str, Tensor]:
+    """What each of several places of every text finds likeliest at the end of every layer; −1 and NaN elsewhere."""
+    ends, n = layer_ends(traces.steps), traces.points.shape[-2]
+    rows = torch.arange(len(at), device=at.device)[:, None]
+    places = at[:, None] - torch.arange(min(before + 1, n), device=at.device).flip(0)
+    chosen = rows.expand_as(places)[places >= 0], places[places >= 0]
+    ids = torch.full((len(at), len(ends), n), -1, device=at.device)
+    chances = torch.full(ids.shape, torch.nan, dtype=exact(traces.points[:0]).dtype, device=at.device)
+    together = max(1, _points_at_once(traces.view) // max(1, len(chosen[0])))
+    for low in range(0, len(ends), together):
+        some = torch.tensor(ends[low : low + together], device=at.device)[:, None]
+        place = chosen[0], torch.arange(low, low + len(some), device=at.device)[:, None], chosen[1]
+        best = _best(traces.view, traces.points[chosen[0], some, chosen[1]].flatten(0, 1))
+        ids[place], chances[place] = (x.unflatten(0, (len(some), -1)) for x in best)
+    return {"likeliest": ids, "likeliest_probability": chances}
+
+
+def kernel(laws: Float[Tensor, "*b p vocabulary"], target: Int[Tensor, "*b"], top: int) -> dict[str, Tensor]:
     """What every point says of a target, from its log probabilities of all tokens."""
-    best, last = laws.topk(min(top, laws.shape[-1])), laws[-1]
+    best, last = laws.topk(min(top, laws.shape[-1])), laws[..., -1:, :]
+    told = laws.gather(-1, target[..., None, None].expand(*laws.shape[:-1], 1))
+    some = max(1, numbers_in_cache(laws.device) // (laws.numel() // laws.shape[-2]))
+    points = laws.split(some, -2)
+    likelier = [(law > own).sum(-1) for law, own in zip(points, told.split(some, -2), strict=True)]
     return {
-        "probability": laws[:, target].exp(),
-        "rank": torch.stack([(law > law[target]).sum() for law in laws]) + 1,
-        "entropy": torch.stack([-(law.exp() * law).sum() for law in laws]),
-        "kl": torch.stack([(last.exp() * (last - law)).sum() for law in laws]).clamp(min=0),
+        "probability": told[..., 0].exp(),
+        "rank": torch.cat(likelier, -1) + 1,
+        "entropy": torch.cat([-(law.exp() * law).sum(-1) for law in points], -1),
+        "kl": torch.cat([(last.exp() * (last - law)).sum(-1) for law in points], -1).clamp(min=0),
         "top_tokens": best.indices,
         "top_probabilities": best.values.exp(),
     }
@@ -105,13 +150,28 @@ def layer_ends(steps: Sequence[Step]) -> list[int]:
 
 def likeliest(trace: Trace, ends: list[int], there: list[int]) -> dict[str, Tensor]:
     """What each of several places finds likeliest at the end of every layer; no table of all predictions exists."""
-    points = trace.points[torch.tensor(ends)[:, None], there].flatten(0, 1)
-    best = [predictions(trace.view, some).max(-1) for some in points.split(_points_at_once(trace.view))]
+    best = _best(trace.view, trace.points[torch.tensor(ends)[:, None], there].flatten(0, 1))
     shape = (len(ends), len(there))
-    return {
-        "likeliest": torch.cat([one.indices for one in best]).reshape(shape),
-        "likeliest_probability": torch.cat([one.values for one in best]).exp().reshape(shape),
-    }
+    return {"likeliest": best.indices.reshape(shape), "likeliest_probability": best.values.reshape(shape)}
+
+
+class Best(NamedTuple):
+    """Ids of the likeliest tokens, and their probabilities."""
+
+    indices: Int[Tensor, " p"]
+    values: Float[Tensor, " p"]
+
+
+def _best(view: View, points: Float[Tensor, "p d"]) -> Best:
+    found = [predictions(view, some).max(-1) for some in points.split(_points_at_once(view))]
+    return Best(torch.cat([one.indices for one in found]), torch.cat([one.values for one in found]).exp())
+
+
+def _refuse(target: int, vocabulary: int, before: int) -> None:
+    if not 0 <= target < vocabulary:
+        raise RheoscopeError(f"the target is a token id from 0 to {vocabulary - 1}, got {target}")
+    if before < 0:
+        raise RheoscopeError(f"so many tokens before it are 0 or more, got before={before}; type before=7")
 
 
 def _points_at_once(view: View) -> int:
@@ -168,6 +228,7 @@ READOUT = Analysis(
     name="readout",
     question="Where does the prediction form, and who writes it? (the logit lens and direct logit attribution)",
     ask=readout,
+    batch=batch,
     needs="trace",
     fields={
         "probability": Field(("point",), "probability of the target, read off this step"),

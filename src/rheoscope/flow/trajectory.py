@@ -10,11 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_at_once
-from rheoscope.flow.cloud import clouds
+from rheoscope.flow.cloud import clouds, placed
 from rheoscope.flow.projection import on_plane, plane
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.share import share
+from rheoscope.space.carried import Carried, dot
+from rheoscope.space.product import inner
+from rheoscope.space.share import exact, share
+from rheoscope.space.texts import There, kept, mean
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
+from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
@@ -46,9 +51,11 @@ def trajectory(
     True
     """
     seen = clouds(trace, space, "half", keep_massive)
-    ends = [*trace.where[1:], len(trace.steps) - 1]
-    heads = torch.stack([of_heads(trace, layer, seen.tokens) for layer in range(trace.view.layers)], 1)
-    values = kernel(seen.points, trace.where, trace.middle, ends, draws, seed)
+    points, raw = seen.points, trace.points if len(seen.tokens) == len(trace) else trace.points[:, seen.tokens]
+    moved = displacements(raw, trace.view)
+    values = of_points(trace, points, moved if space == "raw" else None, points.norm(dim=-1), draws, seed)
+    heads = of_heads(trace, raw, moved, rows=seen.tokens)
+    values |= of_plane(points, trace)
     coords = {
         "point": list(seen.steps),
         "step": list(seen.steps[1:]),
@@ -61,44 +68,174 @@ def trajectory(
     return TRAJECTORY.answer(values, coords, {"draws": draws, "seed": seed} | seen.attributes)
 
 
-def kernel(
+@torch.no_grad()
+def batch(
+    traces: Traces, space: str = "raw", draws: int = 200, seed: int = 0, keep_massive: bool = False
+) -> dict[str, Tensor]:
+    """Paths of many texts at once, and what heads do: all but the map of the paths, which is one text's."""
+    there, moved = traces.counted(keep_massive), displacements(traces.points, traces.view)
+    values = paths(traces, space, draws, seed, keep_massive, moved if space == "raw" else None)
+    heads = of_heads(traces, traces.points, moved, there)
+    return values | {"head_speed": heads[0], "head_cosine": heads[1]}
+
+
+@torch.no_grad()
+def paths(
+    traces: Traces,
+    space: str = "raw",
+    draws: int = 200,
+    seed: int = 0,
+    keep_massive: bool = False,
+    moved: Float[Tensor, "b n s d"] | None = None,
+) -> dict[str, Tensor]:
+    """The part of `batch` that needs no attention computed again: all that the points tell."""
+    there, points = traces.counted(keep_massive), placed(traces.view, traces.points, space)
+    length = traces.norms if space == "raw" else points.norm(dim=-1)
+    values = of_points(traces, points, moved, length, draws, seed, there)
+    per_token = (name for name in values if "token" in TRAJECTORY.fields[name].dims)
+    return values | {name: kept(values[name], there, torch.nan) for name in per_token}
+
+
+def ends_of(trace: Trace | Traces) -> list[int]:
+    """The last point of every layer."""
+    return [*trace.where[1:], len(trace.steps) - 1]
+
+
+def of_points(
+    trace: Trace | Traces,
     points: Float[Tensor, "*b p n d"],
+    moved: Float[Tensor, "*b n s d"] | None,
+    length: Float[Tensor, "*b p n"],
+    draws: int,
+    seed: int,
+    there: There = None,
+) -> dict[str, Tensor]:
+    """All that the points of a text alone tell, from their inner products where displacements in half precision will do."""
+    moved = displacements(points, trace.view) if moved is None else moved
+    sign = signs(points, draws, seed)
+    found = of_displacements(points, sign) if moved is None else of_inner_products(moved, sign)
+    return kernel(found, length, trace.where, trace.middle, ends_of(trace), there)
+
+
+def kernel(
+    moves: "Moves",
+    length: Float[Tensor, "*b p n"],
     starts: Sequence[int],
     middles: Sequence[int],
     ends: Sequence[int],
-    draws: int,
-    seed: int,
+    there: There = None,
 ) -> dict[str, Tensor]:
-    """All that the points alone tell, of one text or of several of one length, on any device.
+    """All numbers of the paths of one text or of several, from what their displacements are like and the lengths of the points.
 
     `starts`, `middles` and `ends` are the points that each layer reads, that its attention leaves and that it leaves.
     """
-    moved, first = points.diff(dim=-3), points[..., 0, :, :]
-    speed, chords = moved.norm(dim=-1), torch.stack([(x - first).norm(dim=-1) for x in points.unbind(-3)], -2)
+    speed, chords, turning, drawn = moves
     path, chord = speed.sum(-2), chords[..., -1, :]
-    place = on_plane(points, plane(points, [*starts, ends[-1]]))
     return {
         "speed": speed,
-        "relative_speed": speed / points[..., :-1, :, :].norm(dim=-1).clamp(min=1e-30),
-        "turning": angles(moved),
+        "relative_speed": speed / length[..., :-1, :].clamp(min=1e-30),
+        "turning": turning,
         "path_length": path,
         "chord": chord,
         "straightness": share(chord, path),
         "straightness_null": share(speed.square().sum(-2).sqrt(), path),
-        "straightness_flipped": flipped(moved, path, draws, seed),
-        "straightness_so_far": share(chords[..., ends, :], speed.cumsum(-2)[..., [end - 1 for end in ends], :]),
-        "place": place,
-        "place_share": place.square().mean((-3, -2)),
-        "attention_share": attention_share(speed, starts, middles, ends),
+        "straightness_flipped": mean(share(drawn, path[..., None, :]), there),
+        "straightness_so_far": share(
+            chords[..., [end - 1 for end in ends], :], speed.cumsum(-2)[..., [end - 1 for end in ends], :]
+        ),
+        "attention_share": attention_share(kept(speed, there), starts, middles, ends),
     }
 
 
-def of_heads(trace: Trace, layer: int, kept: list[int]) -> Float[Tensor, "2 h"]:
-    """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens."""
-    made = trace.carried(layer).at(kept).exact()
-    before, after = (trace.points[at, kept].to(made.moved.dtype) for at in (trace.where[layer], trace.middle[layer]))
-    whole, length = after - before, made.squares().sqrt()
-    return torch.stack([length.mean(-1), share(made.along(whole), length * whole.norm(dim=-1)).mean(-1)])
+Moves = tuple[Float[Tensor, "*b s n"], Float[Tensor, "*b s n"], Float[Tensor, "*b t n"], Float[Tensor, "*b draw n"]]
+"""Speed, distance from the start, turning, and how far one would get with the signs of a draw."""
+
+
+def of_displacements(points: Float[Tensor, "*b p n d"], sign: Float[Tensor, "draw s"]) -> Moves:
+    """From displacements themselves, in the dtype of the points."""
+    moved, first = points.diff(dim=-3), points[..., 0, :, :]
+    chords = torch.stack([(x - first).norm(dim=-1) for x in points.unbind(-3)[1:]], -2)
+    return moved.norm(dim=-1), chords, angles(moved), flipped(moved, sign)
+
+
+def of_inner_products(moved: Float[Tensor, "*b n s d"], sign: Float[Tensor, "draw s"]) -> Moves:
+    """From ⟨Δ_s, Δ_t⟩ of every token, sums in float32 or better: two passes over the points.
+
+    Rounding is at random along E, so that an inner product is off by 2⁻⁹/√d of both lengths in bfloat16: far less than what the
+    rounding of the points does to a displacement.
+    """
+    table = inner(moved)
+    speed, ahead = table.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().mT, table.diagonal(1, dim1=-2, dim2=-1).mT
+    both = speed[..., 1:, :] * speed[..., :-1, :]
+    turning = torch.where(both > 0, torch.acos((ahead / torch.where(both > 0, both, 1)).clamp(-1, 1)), 0)
+    ways = torch.cat([sign.new_ones(sign.shape[1], sign.shape[1]).tril(), sign]).to(table)
+    reached = table.flatten(-2) @ (ways[:, :, None] * ways[:, None, :]).flatten(1).mT  # ‖Σ_s way_s Δ_s‖²
+    chords, drawn = reached.clamp(min=0).sqrt().mT.split([sign.shape[1], len(sign)], -2)
+    return speed, chords, turning, drawn
+
+
+def displacements(points: Float[Tensor, "*b p n d"], view: View) -> Float[Tensor, "*b n s d"] | None:
+    """In half precision, token by token, so that those of one stand together; None where the model is not read in it."""
+    dtype = view.as_read(points[:0]).dtype
+    if dtype.itemsize >= 4:
+        return None
+    *texts, p, n, d = points.shape
+    moved = torch.empty(*texts, n, p - 1, d, dtype=dtype, device=points.device)
+    for step, (before, after) in enumerate(pairwise(points.unbind(-3))):
+        torch.sub(after, before, out=moved[..., step, :])
+    return moved
+
+
+def of_plane(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
+    """A map of the paths on the sphere: the plane of `frames`."""
+    place = on_plane(points, plane(points, [*trace.where, len(trace.steps) - 1]))
+    return {"place": place, "place_share": place.square().mean((-3, -2))}
+
+
+def of_heads(
+    trace: Trace | Traces,
+    points: Float[Tensor, "*b p n d"],
+    moved: Float[Tensor, "*b n s d"] | None,
+    there: There = None,
+    rows: list[int] | None = None,
+) -> Float[Tensor, "2 *b layer h"]:
+    """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens.
+
+    As many layers together as a device holds: a GPU waits for each thing that it is asked.
+    """
+    found, layers = [], range(trace.view.layers)
+    some = max(1, numbers_at_once(points.device) // trace.carried(0).moved.numel())
+    for part in (layers[low : low + some] for low in range(0, len(layers), some)):
+        made = [trace.carried(layer) for layer in part]
+        made = made if rows is None or len(rows) == made[0].moved.shape[-2] else [one.at(rows) for one in made]
+        found.append(of_layers(made, whole_steps(trace, points, moved, part), there))
+    return torch.cat(found, -2)
+
+
+def whole_steps(
+    trace: Trace | Traces,
+    points: Float[Tensor, "*b p n d"],
+    moved: Float[Tensor, "*b n s d"] | None,
+    layers: Sequence[int],
+) -> Float[Tensor, "layer *b n d"]:
+    """What the attention of each layer does to the tokens as a whole."""
+    if moved is not None:
+        return moved[..., [trace.where[layer] for layer in layers], :].movedim(-2, 0)
+    ends = [(trace.middle[layer], trace.where[layer]) for layer in layers]
+    return torch.stack([exact(points[..., end, :, :]) - exact(points[..., start, :, :]) for end, start in ends])
+
+
+def of_layers(made: list[Carried], whole: Float[Tensor, "layer *b n d"], there: There) -> Float[Tensor, "2 *b layer h"]:
+    """The same of some layers side by side."""
+    moved = torch.stack([one.moved for one in made]) if len(made) > 1 else made[0].moved[None]
+    write = torch.stack([one.write for one in made]).to(moved.dtype)
+    inner_of_rows = (write @ write.mT).unflatten(0, (-1, *(1,) * (moved.ndim - 4)))
+    length = dot(moved @ inner_of_rows, moved).clamp(min=0).sqrt()
+    seen = (whole.to(moved.dtype).flatten(1, -2) @ write.flatten(1, 2).mT).unflatten(-1, write.shape[1:3])
+    seen = seen.unflatten(1, whole.shape[1:-1]).transpose(-3, -2)
+    far = torch.linalg.vector_norm(whole, dim=-1, dtype=length.dtype)[..., None, :]
+    cosine = share(dot(moved, seen), length * far)
+    return torch.stack([mean(x.movedim(0, -3), there) for x in (length, cosine)])
 
 
 def angles(moved: Float[Tensor, "*b s n d"]) -> Float[Tensor, "*b t n"]:
@@ -108,19 +245,22 @@ def angles(moved: Float[Tensor, "*b s n d"]) -> Float[Tensor, "*b t n"]:
     return 2 * torch.atan2(*(torch.stack(chord, -2) for chord in zip(*chords, strict=True)))
 
 
-def flipped(
-    moved: Float[Tensor, "*b s n d"], path: Float[Tensor, "*b n"], draws: int, seed: int
-) -> Float[Tensor, "*b draw"]:
-    """Mean straightness of paths whose steps are taken forwards or backwards, one sign a step for all tokens.
+def signs(points: Float[Tensor, "*b p n d"], draws: int, seed: int) -> Float[Tensor, "draw s"]:
+    """Forwards or backwards, one sign a step for all tokens.
 
     One sign for all keeps what tokens do together, so that the draws are as spread as the mean over tokens really is.
     """
-    sign = torch.randint(0, 2, (draws, moved.shape[-3]), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    sign, chords = sign.to(moved), []
+    sign = torch.randint(0, 2, (draws, points.shape[-3] - 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return sign.to(points)
+
+
+def flipped(moved: Float[Tensor, "*b s n d"], sign: Float[Tensor, "draw s"]) -> Float[Tensor, "*b draw n"]:
+    """How far every token gets whose steps are taken forwards or backwards."""
+    chords = []
     for some in moved.split(_tokens_at_once(moved), dim=-2):
         gram = torch.einsum("...snd,...tnd->...nst", some, some)
         chords.append(torch.einsum("ks,...nst,kt->...kn", sign, gram, sign))
-    return share(torch.cat(chords, -1).clamp(min=0).sqrt(), path[..., None, :]).mean(-1)
+    return torch.cat(chords, -1).clamp(min=0).sqrt()
 
 
 def _tokens_at_once(moved: Float[Tensor, "*b s n d"]) -> int:
@@ -143,6 +283,7 @@ TRAJECTORY = Analysis(
     name="trajectory",
     question="How far does each layer move the tokens, do they go straight, and who moves them?",
     ask=trajectory,
+    batch=batch,
     needs="trace",
     fields={
         "speed": Field(("step", "token"), "‖x_after − x_before‖, how far a half-layer moves a token"),

@@ -17,6 +17,7 @@ from rheoscope.flow.sinkhorn import divergence
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import permutations
+from rheoscope.space.cores import on_cores
 from rheoscope.space.pairs import distances, inner_products
 from rheoscope.space.trace import Trace
 
@@ -126,12 +127,17 @@ def kernel(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Every pair of clouds that lie a stride apart; an assignment is solved on the CPU, one pair after the other."""
+    """Every pair of clouds that lie a stride apart; an assignment is solved on the CPU, a pair on each core."""
     last, moves = len(points) - 1, {}
-    pairs = [(stride, at) for stride in {*strides, last} for at in range(last - stride + 1)]
-    for done, (stride, at) in enumerate(pairs):
-        number = draws if stride == last else between
-        moves[stride, at] = moved(points[at], points[at + stride], number, seed)
+    pairs = sorted(((stride, at) for stride in {*strides, last} for at in range(last - stride + 1)), reverse=True)
+
+    @torch.no_grad()
+    def of_pair(pair: tuple[int, int]) -> Moved:
+        stride, at = pair
+        return moved(points[at], points[at + stride], draws if stride == last else between, seed)
+
+    for done, (pair, found) in enumerate(zip(pairs, on_cores(of_pair, pairs), strict=True)):
+        moves[pair] = found
         if progress is not None:
             progress(done + 1, len(pairs))
     return _values(points, moves, list(strides))

@@ -18,6 +18,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.share import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 Named = dict[str, Float[Tensor, "n d"]]
 NORM_AFTER = {"attn_sum": "norm_attention", "cross_sum": "norm_cross", "mlp_sum": "norm_mlp"}
@@ -67,12 +68,12 @@ def checked(tokens: Sequence[int] | None, n: int) -> list[int]:
     return list(range(n)) if tokens is None else [token % n for token in tokens]
 
 
-def end_of(trace: Trace, layer: int) -> int:
+def end_of(trace: Trace | Traces, layer: int) -> int:
     """The last step of a layer."""
     return trace.where[layer + 1] if layer + 1 < trace.view.layers else len(trace.steps) - 1
 
 
-def mlp_at(trace: Trace, layer: int) -> int:
+def mlp_at(trace: Trace | Traces, layer: int) -> int:
     """The step that the MLP of a layer wrote: the last one, or the one before its norm."""
     end = end_of(trace, layer)
     return end - 1 if trace.steps[end - 1].kind == "mlp_sum" else end

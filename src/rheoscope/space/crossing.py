@@ -88,7 +88,8 @@ class Crossing:
 
     def carried(self, x: Target, memory: Source) -> Carried:
         """What every head takes from the source's tokens, and all constants of cross attention together."""
-        return self.asking.as_carried(*apart(self.mechanism, *self.read(x, memory), self.answering.value_bias))
+        tokens, constant = apart(self.mechanism, *self.read(x, memory), self.answering.value_bias)
+        return self.asking.as_carried(tokens[0], constant[0])
 
     def bias(self, x: Target) -> Target:
         """What cross attention adds beside the heads."""

@@ -43,10 +43,12 @@ def in_float32(description: Description) -> Description:
 def outside(own: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """A module of the model as those outside call it: rounded to the model's dtype on the way in, exact on the way out.
 
+    What comes in the model's dtype stays in it: see `View.as_read`.
+
     >>> outside(torch.nn.Linear(2, 3).bfloat16(), torch.bfloat16)(torch.ones(1, 2)).dtype
     torch.float32
     """
-    return lambda x: exact(own(x.to(dtype)))
+    return lambda x: own(x) if x.dtype == dtype else exact(own(x.to(dtype)))
 
 
 def rounded_once(change: LayerEdit) -> LayerEdit:
@@ -70,7 +72,7 @@ def words_in_float32(embed: Tensor, unembed: Tensor | None) -> tuple[Tensor, Ten
 def _heads(heads: Heads, dtype: torch.dtype) -> Heads:
     def project(u: Tensor) -> Projected:
         q, k, v = heads.project(u.to(dtype))
-        return exact(q), exact(k), exact(v)
+        return (q, k, v) if u.dtype == dtype else (exact(q), exact(k), exact(v))
 
     matrices: dict[str, Any] = {
         name: _matrix(getattr(heads, name)) for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")

@@ -12,22 +12,26 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, positions, scores
 from rheoscope.attention.feature import Feature
 from rheoscope.attention.lower.statistics import weight_statistics
+from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Placing, rotation_of
 from rheoscope.cards import card
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
+from rheoscope.space.decomposed import svdvals
 from rheoscope.space.operator import Factored
+from rheoscope.space.product import product
+from rheoscope.space.share import exact
 from rheoscope.space.transposed import transposed
 
 Cloud = Float[Tensor, "n d"]
-Projected = tuple[Float[Tensor, "1 h n k"], Float[Tensor, "1 g n k"], Float[Tensor, "1 g n e"]]
+Projected = tuple[Float[Tensor, "b h n k"], Float[Tensor, "b g n k"], Float[Tensor, "b g n e"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +52,12 @@ class Norm:
 
     def hat(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """x̂, the token before gain and bias; x itself where there is no norm."""
-        return x if self.eps is None else self.centre(x) * self.scale(x)
+        if self.eps is None:
+            return x
+        if x.is_cuda and not x.requires_grad:  # in one pass
+            own = torch.nn.functional.layer_norm if self.centred else torch.nn.functional.rms_norm
+            return own(x, x.shape[-1:], eps=self.eps)
+        return self.centre(x) * self.scale(x)
 
     def centre(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """x C: without its mean under LayerNorm, x itself elsewhere."""
@@ -111,7 +120,7 @@ class Relevance(Factored):
     def _singular_values(self) -> Float[Tensor, "*h r"]:
         # The symmetric part of a form is asked for as well: one decomposition serves both (a ends in rows of zeros).
         a, b = self._joint
-        return torch.linalg.svdvals(a[..., : a.shape[-1], :] @ b.mT)
+        return svdvals(a[..., : a.shape[-1], :] @ b.mT)
 
     def symmetry_at(self, offset: int) -> Float[Tensor, "*h"]:
         """s(delta) = tr(M(delta) M(-delta)) / (|M(delta)| |M(-delta)|): 1 for tied queries and keys at every offset."""
@@ -208,9 +217,10 @@ class Heads:
         )
         return Factored(_shared(norm.fold(self.W_V), self.count), W_O)
 
-    def read(self, x: Cloud) -> Projected:
-        """q, k, v of a cloud, by the model's own norm and projections."""
-        return self.project(self.norm.own(x)[None])
+    def read(self, x: Float[Tensor, "*b n d"]) -> Projected:
+        """q, k, v of a cloud or of several, by the model's own norm and projections; in half precision if x is."""
+        u = self.norm.own(x)
+        return self.project(u if u.ndim == 3 else u[None])
 
     def one(self, q: Tensor, k: Tensor, head: int) -> tuple[Tensor, Tensor]:
         g = self.group(head)
@@ -234,19 +244,24 @@ class Heads:
         q, k, _ = self.read(x)
         return self.mechanism.weights(q, k)[0]
 
-    def outputs(self, x: Cloud) -> Float[Tensor, "h n e"]:
-        """sum_j alpha_ij v_j of every head, on the fastest exact lowering."""
-        return self.mechanism.attend(*self.read(x))[0]
+    def outputs(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b h n e"]:
+        """sum_j alpha_ij v_j of every head, on the fastest exact lowering; `mask` forbids keys besides."""
+        found = self.mechanism.attend(*self.read(x), mask)
+        return found if x.ndim == 3 else found[0]
 
-    def added(self, x: Cloud) -> Cloud:
+    def added(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b n d"]:
         """All that attention adds to a cloud, heads and constants, through the norm after attention where there is one."""
-        total = self._with_bias(self.outputs(x).transpose(0, 1).flatten(1) @ self.W_O.flatten(0, 1))
+        outputs = self.outputs(x, mask).transpose(-3, -2).flatten(-2)
+        total = self._with_bias(outputs @ self.W_O.to(outputs.dtype).flatten(0, 1))
         return total if self.after is None else self.after.own(total)
 
-    def statistics(self, x: Cloud) -> dict[str, Float[Tensor, "h n"]]:
-        """What the weights of every head are like, row by row, in O(n) memory."""
+    def statistics(
+        self, x: Float[Tensor, "*b n d"], lengths: Int[Tensor, " b"] | None = None
+    ) -> dict[str, Float[Tensor, "*b h n"]]:
+        """What the weights of every head are like, row by row, in O(n) memory; 0 beyond the length of a text."""
         q, k, _ = self.read(x)
-        return {name: part[0] for name, part in weight_statistics(self.mechanism, q, k).items()}
+        found = weight_statistics(self.mechanism, q, k, lengths=lengths)
+        return found if x.ndim == 3 else {name: part[0] for name, part in found.items()}
 
     def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
         """Delta_h of every head: they add up, with `bias(x)`, to what attention did to the cloud."""
@@ -261,24 +276,25 @@ class Heads:
         scale = self.after_scale(self._with_bias((self.outputs(x) @ self.W_O).sum(0)))
         return bias * scale + (0 if self.after.bias is None else self.after.bias)
 
-    def carried(self, x: Cloud) -> Carried:
+    def carried(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Carried:
         """What every head takes from the tokens, sum_j alpha_ij x̂_j F_h, and all constants of attention together.
 
         A constant that is added to every value can as well be added to the output: only apart from it a head is told
-        from the other heads.
+        from the other heads. `mask` forbids keys besides: padding, where texts stand side by side.
         """
-        return self.as_carried(*apart(self.mechanism, *self.read(x), self.value_bias))
+        tokens, constant = apart(self.mechanism.under(mask), *self.read(x), self.value_bias)
+        return self.as_carried(tokens, constant) if x.ndim == 3 else self.as_carried(tokens[0], constant[0])
 
-    def as_carried(self, tokens: Float[Tensor, "h n e"], constant: Float[Tensor, "h m e"]) -> Carried:
+    def as_carried(self, tokens: Float[Tensor, "*b h n e"], constant: Float[Tensor, "*#b h m e"]) -> Carried:
         """Both through W_O and, where there is one, the norm after attention; `constant` has one row where all are the same."""
-        rest = self._with_bias((constant @ self.W_O).sum(0)).expand(tokens.shape[1], -1)
+        rest = self._with_bias((constant @ self.W_O).sum(-3)).expand(*tokens.shape[:-3], tokens.shape[-2], -1)
         made = Carried(tokens, self.W_O.detach(), rest)
         if self.after is None:
             return made
         total = made.total()
         write = made.write if self.after.gain is None else made.write * self.after.gain.detach()
         rest = rest * self.after_scale(total) + (0 if self.after.bias is None else self.after.bias)
-        return Carried(tokens * self.after.scale(total), write, rest)
+        return Carried(tokens * self.after.scale(total)[..., None, :, :], write, rest)
 
     @property
     def value_bias(self) -> Float[Tensor, "h e"] | None:
@@ -288,7 +304,7 @@ class Heads:
         bias = torch.zeros_like(self.W_V[:, 0]) if self.norm.bias is None else self.norm.bias @ self.W_V
         return _shared((bias if self.b_V is None else bias + self.b_V)[:, None], self.count)[:, 0]
 
-    def after_scale(self, total: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def after_scale(self, total: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         """c_i gain: the realised per-token scale of the norm after attention, times its gain; 1 where there is none."""
         if self.after is None:
             return torch.ones_like(total)
@@ -297,7 +313,7 @@ class Heads:
         c = self.after.scale(total)
         return c.expand_as(total) if self.after.gain is None else c * self.after.gain
 
-    def _with_bias(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def _with_bias(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         return x if self.b_O is None else x + self.b_O
 
 
@@ -355,34 +371,45 @@ def through(
     W: Float[Tensor, "g d k"],
     b: Float[Tensor, "g k"] | None,
     then: Norm | None,
+    as_read: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Float[Tensor, "*b g n k"]:
     """Queries, keys or values from x̂: through the gain and the matrix, with the biases and the QK-norm where there are any.
 
-    x̂ is centred where the norm centres, so C is left out; one product serves all heads.
+    x̂ is centred where the norm centres, so C is left out; one product serves all heads, of what `as_read` rounds to (`View.as_read`).
     """
     W = W.to(hat.dtype)
     u = hat if norm.gain is None else hat * norm.gain.to(hat.dtype)
     u = u if norm.bias is None else u + norm.bias.to(hat.dtype)
-    y = (u @ W.mT.flatten(0, 1).mT).unflatten(-1, (len(W), -1)).transpose(-3, -2)
+    y = by_every_head(as_read(u), W)
     y = y if b is None else y + b.to(W.dtype)[:, None]
     return y if then is None else then.hat(y) * (1.0 if then.gain is None else then.gain.to(W.dtype))
 
 
+def by_every_head(x: Float[Tensor, "*b n d"], A: Float[Tensor, "h d k"]) -> Float[Tensor, "*b h n k"]:
+    """x A of every head, as one product.
+
+    >>> by_every_head(torch.ones(2, 3), torch.ones(5, 3, 4)).shape
+    torch.Size([5, 2, 4])
+    """
+    return product(x, A.mT.flatten(0, 1).mT).unflatten(-1, (len(A), -1)).transpose(-3, -2)
+
+
 def apart(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, constant: Float[Tensor, "h e"] | None
-) -> tuple[Float[Tensor, "h n e"], Float[Tensor, "h m e"]]:
+) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "#b h m e"]]:
     """sum_j alpha_ij v_j of every head in two parts: of the tokens, and of what every value has in common.
 
     The second has one row where it is the same for all tokens: where weights sum to 1, or where it is nothing.
     """
-    whole = mechanism.attend(q, k, v)[0]
+    whole = mechanism.attend(q, k, v)
     if constant is None or not mechanism.value.identity:
-        return whole, torch.zeros_like(whole[:, :1])
+        return whole, exact(torch.zeros_like(whole[..., :1, :]))
     if mechanism.normaliser.sums_to_one:
-        common = constant[:, None]
+        common = constant[None, :, None]
     else:
-        common = mechanism.attend(q, k, constant[None, :, None].expand(1, q.shape[1], k.shape[2], -1))[0]
-    return whole - common, common
+        every = constant[None, :, None].expand(len(q), q.shape[1], k.shape[2], -1).to(v.dtype)
+        common = mechanism.attend(q, k, every)
+    return whole - common.to(whole.dtype), exact(common)
 
 
 def of_head(mechanism: Mechanism, head: int) -> Mechanism:

@@ -12,6 +12,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.decomposed import eigh, eigvals, eigvalsh, orthonormal, svd, svdvals, triangle
 from rheoscope.space.share import exact
 
 NOTHING = 1e-6
@@ -117,8 +118,8 @@ class Factored:
 
     def svd(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
         """U, s, Vh with A = U diag(s) Vh, s falling, r = the number of columns of the factors (at most d)."""
-        (q, a), (p, b) = torch.linalg.qr(self.left), torch.linalg.qr(self.right.mT)
-        u, s, vh = torch.linalg.svd(a @ b.mT, full_matrices=False)
+        (q, a), (p, b) = orthonormal(self.left), orthonormal(self.right.mT)
+        u, s, vh = svd(a @ b.mT)
         return q @ u, s, vh @ p.mT
 
     def spaces(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
@@ -141,12 +142,12 @@ class Factored:
     @cached_property
     def _singular_values(self) -> Tensor:
         # the triangles alone: building the orthonormal columns would double the cost of QR
-        return torch.linalg.svdvals(_triangle(self.left) @ _triangle(self.right.mT).mT)
+        return svdvals(triangle(self.left) @ triangle(self.right.mT).mT)
 
     def eigenvalues(self) -> Complex[Tensor, "*h r"]:
         """The eigenvalues that need not be 0: those of R L."""
         self._square("eigenvalues")
-        return torch.linalg.eigvals(self.right @ self.left)
+        return eigvals(self.right @ self.left)
 
     def symmetry(self) -> Float[Tensor, "*h"]:
         """s = tr(A A) / tr(A A^T) in [-1, 1]: 1 symmetric, -1 skew, about 0 for a random operator; 0 for A = 0."""
@@ -169,14 +170,14 @@ class Factored:
     def symmetric_eigenvalues(self) -> Float[Tensor, "*h rr"]:
         """The eigenvalues of the symmetric part, rising, without the zeros outside its range."""
         a, b = self._joint
-        return torch.linalg.eigvalsh(_symmetrised(a @ b.mT).double()).to(a.dtype)  # float32 may not converge
+        return eigvalsh(_symmetrised(a @ b.mT).double()).to(a.dtype)  # float32 may not converge
 
     def positive(self) -> "Factored":
         """The positive part of the symmetric part: the nearest positive semi-definite operator to A."""
         self._square("the symmetric part")
         basis, triangle = torch.linalg.qr(torch.cat([self.left, self.right.mT], -1))
         a, b = triangle.tensor_split((self.left.shape[-1],), -1)
-        values, vectors = (x.to(a.dtype) for x in torch.linalg.eigh(_symmetrised(a @ b.mT).double()))
+        values, vectors = (x.to(a.dtype) for x in eigh(_symmetrised(a @ b.mT).double()))
         left = basis @ vectors * values.clamp(min=0)[..., None, :]
         return Factored(left, (basis @ vectors).mT)
 
@@ -206,17 +207,12 @@ class Factored:
     def _joint(self) -> tuple[Float[Tensor, "*h k r"], Float[Tensor, "*h k r"]]:
         """a, b with A = Q a b^T Q^T, Q orthonormal columns that span the rows and columns of A."""
         self._square("the symmetric part")
-        a, b = _triangle(torch.cat([self.left, self.right.mT], -1)).tensor_split((self.left.shape[-1],), -1)
+        a, b = triangle(torch.cat([self.left, self.right.mT], -1)).tensor_split((self.left.shape[-1],), -1)
         return a, b
 
     def _square(self, what: str) -> None:
         if self.left.shape[-2] != self.right.shape[-1]:
             raise RheoscopeError(f"{what} needs a square operator, got {self.left.shape[-2]} x {self.right.shape[-1]}")
-
-
-def _triangle(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h k r"]:
-    """The triangular factor of A = Q T, k = min(d, r): all that singular values need to know of A."""
-    return torch.linalg.qr(A, mode="r")[1]
 
 
 def _symmetrised(A: Float[Tensor, "*h k k"]) -> Float[Tensor, "*h k k"]:

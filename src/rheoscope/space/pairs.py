@@ -28,7 +28,7 @@ def distances_between(
 ) -> Float[Tensor, "*t m n"]:
     """‖x_i − y_j‖ from ⟨x_i, y_j⟩ and the squared lengths of both; what is nothing but rounding is 0."""
     both = rows[..., :, None] + columns[..., None, :]
-    square = both - 2 * inner
+    square = both.sub(inner, alpha=2)
     return torch.where(square > 450 * torch.finfo(inner.dtype).eps * both, square, 0).sqrt()
 
 

@@ -5,8 +5,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+LONG, CLASSES = 1 << 17, 1 << 18
+"""A row that is longer than this is ranked in so many classes on a GPU."""
 
-def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "m n"]) -> Float[Tensor, "*t m n"]:
+
+def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
     """The rank of every usable entry among those of its row, less the mean rank; 0 elsewhere. Float64.
 
     Entries that are equal but for rounding share their mean rank. Inner products of such rows are what Spearman's
@@ -15,12 +18,14 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "m n"]) -> Float[Ten
     >>> ranked(torch.tensor([[3.0, 1.0, 9.0, 1.0]]), torch.tensor([[True, True, False, True]])).tolist()
     [[1.0, -0.5, 0.0, -0.5]]
     """
+    if x.device.type != "cpu":
+        return (ranked_in_classes if x.shape[-1] > LONG else ranked_by_search)(x, usable)
     size = torch.where(usable, x, 0).abs().amax(-1, keepdim=True).double()
     filled = torch.where(usable, x.double(), float("inf"))
     order = ordered(filled)
     filled = filled.gather(-1, order)
     tied = filled.diff(dim=-1) <= 16 * torch.finfo(x.dtype).eps * size  # ∞ − ∞ is NaN and no tie
-    places = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device)
+    places = torch.arange(x.shape[-1], dtype=torch.float64)
     some = tied.any(-1)
     if bool(some.any()):
         places = places.expand(x.shape).contiguous()
@@ -31,7 +36,38 @@ def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "m n"]) -> Float[Ten
     return torch.where(usable, ranks - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
 
 
-def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "m n"] | None = None) -> Float[Tensor, "*t n"]:
+def ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
+    """The same on a GPU, which sorts fast, and faster without places: how many are smaller, and how many are not larger.
+
+    Numbers alone travel and nothing is asked of the device. What is equal but for rounding is what lies within 16 ulp of the
+    row's largest number, where on a CPU runs of neighbours may reach further.
+    """
+    x, count = torch.where(usable, x, float("inf")).contiguous(), usable.sum(-1, keepdim=True, dtype=torch.int32)
+    line = x.sort(-1).values
+    last = line.gather(-1, (count - 1).clamp(min=0).long().expand(*x.shape[:-1], 1))
+    apart = 16 * torch.finfo(x.dtype).eps * torch.maximum(line[..., :1].abs(), last.abs())
+    apart = torch.where(count > 0, apart, 0)
+    twice = torch.searchsorted(line, x - apart, out_int32=True)
+    twice = twice.add_(torch.searchsorted(line, x.add_(apart), right=True, out_int32=True)).sub_(count)
+    return torch.where(usable, twice, 0).double().div_(2)
+
+
+def ranked_in_classes(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
+    """The same of long rows, in float32: numbers of one class, of 2¹⁸ equally wide ones, share their mean rank.
+
+    Of half a million distances a class holds a few: a correlation of such ranks is off by less than 1e-5.
+    """
+    low = torch.where(usable, x, torch.inf).amin(-1, keepdim=True).clamp(max=torch.finfo(x.dtype).max)
+    x = torch.where(usable, x, low) - low
+    high = x.amax(-1, keepdim=True)
+    at = (x * torch.where(high > 0, (CLASSES - 1) / high, 0)).long()
+    count = torch.zeros(*x.shape[:-1], CLASSES, dtype=torch.int32, device=x.device)
+    count.scatter_add_(-1, at, usable.int().expand_as(at))
+    mean = count.cumsum(-1, dtype=torch.int32).float() - (count.float() + 1) / 2
+    return torch.where(usable, mean.gather(-1, at) - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
+
+
+def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "*#m n"] | None = None) -> Float[Tensor, "*t n"]:
     """Ranks along rows, centred and of length 1, so that an inner product of two is Spearman's correlation; 0 where all are equal.
 
     >>> unit_ranks(torch.tensor([5.0, 8.0])).round(decimals=3).tolist()

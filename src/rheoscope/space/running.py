@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 from typing import Any, overload
 
@@ -229,16 +230,26 @@ class Running(ABC):
         A space that a token begins with is part of it. Bytes that are no whole character are written as `⟨e4⟩`.
         """
         if self.tokenizer is None:
-            return [str(int(one)) for one in ids]
-        return [alone(self.bytes_of(int(one))) for one in ids]
+            return [str(one) for one in _numbers(ids)]
+        return [alone(self.bytes_of(one)) for one in _numbers(ids)]
 
     def words_in_text(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
         """Each token as text, where they follow each other: a character of several tokens stands in the last of them."""
-        return self.words(ids) if self.tokenizer is None else in_a_text([self.bytes_of(int(one)) for one in ids])
+        return self.words(ids) if self.tokenizer is None else in_a_text([self.bytes_of(one) for one in _numbers(ids)])
 
     def bytes_of(self, token: int) -> bytes:
-        """What one id stands for, in UTF-8."""
-        return as_bytes(self.piece(token), self.decode(token))
+        """What one id stands for, in UTF-8; the tokenizer is asked once."""
+        if token not in self._bytes:
+            self._bytes[token] = as_bytes(self.piece(token), self.decode(token))
+        return self._bytes[token]
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        return {}
+
+
+def _numbers(ids: Int[Tensor, " n"] | Sequence[int]) -> list[int]:
+    return ids.tolist() if isinstance(ids, Tensor) else [int(one) for one in ids]
 
 
 def whole_numbers(text: Any) -> Int[Tensor, " n"]:

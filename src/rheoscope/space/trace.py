@@ -128,7 +128,7 @@ class Trace:
     def carried(self, layer: int) -> Carried:
         """What every head of a layer takes from the tokens, in factors; computed once, as several analyses need it."""
         if layer not in self._carried:
-            self._carried[layer] = self.view.heads_of(layer).carried(self.read_by(layer))
+            self._carried[layer] = self.view.heads_of(layer).carried(self.view.as_read(self.read_by(layer)))
         return self._carried[layer]
 
     def parts(self, layer: int, rows: list[int] | None = None) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:

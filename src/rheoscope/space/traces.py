@@ -1,14 +1,18 @@
 """Many texts as one value: every text a Trace, all of them in one padded tensor."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.attention.mask import Mask, Padding
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.carried import Carried
+from rheoscope.space.share import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -40,6 +44,7 @@ class Traces(Sequence[Trace]):
     middle: tuple[int, ...]
     logits: Float[Tensor, "b n vocabulary"] | None = None
     not_read: frozenset[Step] = frozenset()
+    _carried: dict[int, Carried] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -70,6 +75,115 @@ class Traces(Sequence[Trace]):
             texts=self.texts[at],
             logits=None if self.logits is None else self.logits[at],
         )
+
+    @staticmethod
+    def of(trace: Trace) -> "Traces":
+        """One text as a batch of one, in the same memory: what asks many texts at once asks one too.
+
+        >>> import rheoscope as rs
+        >>> len(Traces.of(rs.load().trace("A cat")))
+        1
+        """
+        real = torch.ones(1, len(trace), dtype=torch.bool, device=trace.points.device)
+        return Traces(
+            view=trace.view,
+            points=trace.points[None],
+            ids=trace.ids[None],
+            real=real,
+            lengths=real.sum(-1),
+            tokens=(trace.tokens,),
+            texts=(trace.text,),
+            steps=trace.steps,
+            where=trace.where,
+            middle=trace.middle,
+            logits=None if trace.logits is None else trace.logits[None],
+            not_read=trace.not_read,
+        )
+
+    @cached_property
+    def norms(self) -> Float[Tensor, "b p n"]:
+        """‖x‖ of every token after every step, in float32 or better; NaN where a text is padded."""
+        return torch.where(self.real[:, None], exact(self.points).norm(dim=-1), torch.nan)
+
+    def massive(self, times: float = 5.0) -> Bool[Tensor, "b n"]:
+        """Which tokens are longer than `times` the median length of their text at any step; see `Trace.massive`."""
+        return (self.norms > times * self.norms.nanmedian(-1, keepdim=True).values).any(1)
+
+    @cached_property
+    def _ordinary(self) -> Bool[Tensor, "b n"]:
+        return self.real & ~self.massive()
+
+    @cached_property
+    def _fewest(self) -> dict[bool, tuple[int, bool]]:
+        """Of all texts, the fewest tokens (massive ones kept, or not), and whether none is left out: the device is asked once."""
+        if not bool(self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()):
+            raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
+        counts = torch.stack([there.sum(-1).amin() for there in (self._ordinary, self.real)]).tolist()
+        return {keep: (count, count == self.real.shape[-1]) for keep, count in zip((False, True), counts, strict=True)}
+
+    def ordinary(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"]:
+        """Which tokens statistics of clouds are about, text by text, as `Trace.ordinary` says it of one."""
+        found = self.counted(keep_massive, least)
+        return self.real if found is None else found
+
+    def counted(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"] | None:
+        """The same, None where every token counts (see `space/texts.py`).
+
+        A text with fewer than `least` of them is refused, and so are points that are not numbers.
+        """
+        fewest = self.fewest(keep_massive)
+        every = self._fewest[keep_massive][1]
+        if fewest < least:
+            raise RheoscopeError(
+                f"this needs at least {least} tokens that are not massive, got {fewest}; type a longer text"
+            )
+        return None if every else self.real if keep_massive else self._ordinary
+
+    def fewest(self, keep_massive: bool = False) -> int:
+        """How many such tokens the text has that has the fewest."""
+        return self._fewest[keep_massive][0]
+
+    @cached_property
+    def unpadded(self) -> bool:
+        """Whether all texts are of one length."""
+        return bool(self.real.all())
+
+    def at(self, step: int) -> Float[Tensor, "b n d"]:
+        """The clouds of all texts after one step, by its number."""
+        return self.points[:, step]
+
+    def read_by(self, layer: int) -> Float[Tensor, "b n d"]:
+        """The clouds that the attention of a layer reads."""
+        self.view.heads_of(layer)
+        return self.points[:, self.where[layer]]
+
+    @property
+    def padding(self) -> Mask | None:
+        """What no token of a text sees; None where texts are of one length."""
+        return None if self.unpadded else Padding(self.real)
+
+    def unseen(self, layer: int) -> Mask | None:
+        """What heads must not see besides: padding, unless a token never sees what comes after it."""
+        return None if self.view.heads_of(layer).mechanism.mask.is_causal else self.padding
+
+    @torch.no_grad()
+    def carried(self, layer: int) -> Carried:
+        """What every head of a layer takes from the tokens, in factors; computed once, as several analyses need it."""
+        if layer not in self._carried:
+            read = self.view.as_read(self.read_by(layer))
+            self._carried[layer] = self.view.heads_of(layer).carried(read, self.unseen(layer))
+        return self._carried[layer]
+
+    @torch.no_grad()
+    def statistics(self, layer: int) -> dict[str, Float[Tensor, "b h n"]]:
+        """Entropy, first-token mass, top weight, distance and received mass of all heads of a layer; 0 beyond the end of a text.
+
+        >>> import rheoscope as rs
+        >>> rs.load().trace(["The keys to the cabinet", "A cat"]).statistics(0)["entropy"].shape[:2]
+        torch.Size([2, 4])
+        """
+        read = self.view.as_read(self.read_by(layer))
+        return self.view.heads_of(layer).statistics(read, None if self.unpadded else self.lengths)
 
     @cached_property
     def _each(self) -> tuple[Trace, ...]:

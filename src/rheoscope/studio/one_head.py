@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.agreement import by_query, centred, sides, unit
 from rheoscope.covers.distorted_pairs import changed
 from rheoscope.covers.distortion import IMAGES, images_by
-from rheoscope.covers.reading import Read, read, tokens
+from rheoscope.covers.queries import by_query, directions, drawn_queries, sides
+from rheoscope.covers.reading import Read, read, read_many, tokens
 from rheoscope.space.share import exact
+from rheoscope.space.texts import centred
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 from rheoscope.studio import wire
 from rheoscope.studio.points import fitted
 
@@ -93,12 +95,13 @@ def turned_to(goal: Flat, own: Flat) -> Flat:
 
 def agreement_of(trace: Trace, seen: Read, head: int) -> Float[Tensor, " n"]:
     """Of every query the correlation whose mean is the agreement of a head; NaN where it has too few keys."""
-    start = unit(centred(exact(trace.points[0])[seen.at]))
-    q, k = (side[:, [head]] for side in sides(seen, None))
-    found = torch.full((len(seen.at),), torch.nan, dtype=torch.float64, device=q.device)
-    for rows, five in by_query(seen, q, k, start, LEAST_KEYS, torch.arange(len(start), device=start.device)):
-        found[rows] = five[0, 0, :, 0].double()
-    return found
+    traces = Traces.of(trace)
+    kept = torch.zeros_like(traces.real).index_fill(1, seen.at, True)
+    one = read_many(traces, seen.layer, kept)
+    start, blocks = directions(centred(exact(traces.points[:, 0]), kept)), drawn_queries(kept, None, 0, len(trace))[0]
+    q, k = (side[:, :, [head]] for side in sides(one, None))
+    ((enough, five),) = by_query(one, q, k, start, LEAST_KEYS, blocks)
+    return torch.where(enough[0], five[0, 0, 0, :, 0].double(), torch.nan)
 
 
 def distorted(seen: Read, image: Float[Tensor, "n r"]) -> dict[str, list[dict[str, Any]]]:

@@ -13,6 +13,8 @@ LOGITS = 1 << 25
 """Logits of texts that run side by side (128 MiB in float32)."""
 COMPILED = 1 << 26
 """Numbers of a block inside a compiled graph on a GPU (256 MiB in float32)."""
+BUSY = 1 << 26
+"""Numbers with which a GPU is busy for milliseconds, a launch takes microseconds (256 MiB in float32)."""
 SHARE = 64
 """One part in so many of the free bytes of a GPU: the backward pass of a block holds several copies in float64 or less."""
 LAYERS = 16
@@ -38,12 +40,12 @@ def numbers_in_one_piece(device: torch.device) -> int:
 
 
 def numbers_in_cache(device: torch.device) -> int:
-    """The same for work that stays in the cache of a CPU; a GPU has no use for less than fits.
+    """The same for work that stays in the cache of a CPU, of which several copies are held; a GPU is busy long before it is full.
 
     >>> numbers_in_cache(torch.device("cpu"))
     262144
     """
-    return _fitting(device, IN_CACHE)
+    return min(_fitting(device, IN_CACHE), BUSY)
 
 
 def logits_at_once(device: torch.device) -> int:

@@ -1,0 +1,54 @@
+"""Decompositions in parts are those of the whole; triangles from inner products are those of QR, ranks that fall short included."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rheoscope.space.decomposed import even_root, in_parts, orthonormal, root, side_by_side, triangle
+from tests.pretrained.cases import random
+
+F64 = torch.float64
+
+
+@given(seed=st.integers(0, 1000), parts=st.integers(1, 9))
+def test_in_parts_is_the_whole(seed: int, parts: int) -> None:
+    A = random(seed, 2, 3, 4, 4)
+    (found,) = in_parts(lambda part: (torch.linalg.svdvals(part),), A, parts)
+    assert torch.allclose(found, torch.linalg.svdvals(A))
+
+
+@given(seed=st.integers(0, 1000), rank=st.integers(0, 5))
+def test_a_triangle_from_inner_products_is_that_of_qr(seed: int, rank: int) -> None:
+    A = random(seed, 2, 12, 5)
+    A[1] = A[1, :, :rank] @ random(seed + 1, rank, 5)
+    T = root(A.mT @ A)
+    assert not T.tril(-1).any()
+    assert torch.allclose(T.mT @ T, A.mT @ A, atol=1e-9)
+    assert torch.allclose(torch.linalg.svdvals(T), torch.linalg.svdvals(triangle(A)), atol=1e-5)
+
+
+@given(seed=st.integers(0, 1000), rank=st.integers(0, 4))
+def test_columns_from_inner_products_are_orthonormal(seed: int, rank: int) -> None:
+    A = random(seed, 3, 20, 4)
+    A[1] = A[1, :, :rank] @ random(seed + 1, rank, 4)
+    T, inverse = even_root(A.mT @ A)
+    Q = A @ inverse
+    assert torch.allclose(Q @ T, A, atol=1e-6)
+    for one, directions in zip(Q, (4, rank, 4), strict=True):
+        assert torch.allclose((one.mT @ one).trace(), torch.tensor(float(directions), dtype=F64), atol=1e-5)
+
+
+def test_side_by_side_leaves_the_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    assert list(side_by_side(lambda n: n + 1, range(5))) == [1, 2, 3, 4, 5]
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_on_a_gpu_as_on_a_cpu(dtype: torch.dtype) -> None:
+    A = random(0, 6, 40, 8).to(dtype)
+    (Q, T), (q, t) = orthonormal(A), (x.cpu() for x in orthonormal(A.cuda()))
+    assert torch.allclose(q @ t, Q @ T, atol=1e-5)
+    assert torch.allclose(triangle(A.cuda()).abs().cpu(), triangle(A).abs(), atol=1e-5)
