@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rheoscope.report.bench import bench
 from rheoscope.report.console import show_anyhow
 from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, First, Html, Json, ModelName, Text, Window
 from rheoscope.report.several import Several
@@ -422,15 +423,15 @@ def dynamics_command(
         show(list(experiments()) if every else names or [], seed, out, json)
 
 
+app.command("bench")(bench)
 app.command("studio")(studio)
 
 
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
     show_anyhow(sys.stdout, sys.stderr)
-    gc.set_threshold(
-        1_000_000, 10, 10
-    )  # imports make half a million objects that stay: a search takes as long as an analysis
+    # imports make half a million objects that stay: a search takes as long as an analysis
+    gc.set_threshold(1_000_000, 10, 10)
     try:
         app(asked(sys.argv[1:]))
     except Exception as error:

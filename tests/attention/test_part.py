@@ -16,12 +16,13 @@ from rheoscope.attention.additive import Additive
 from rheoscope.attention.definition import for_every_head, positions, reference
 from rheoscope.attention.feature import EluPlusOne, Feature, Identity, Linear, Residual, Tanh, Unit
 from rheoscope.attention.function import ScoreFunction
+from rheoscope.attention.kernel_score import Laplace, Polynomial
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import NoPosition, Position, Rotary, Together
-from rheoscope.attention.score import Added, Distance, Gram, Laplace, Polynomial, Relation, Score, SoftCap
+from rheoscope.attention.score import Added, Distance, Gram, Relation, Score, SoftCap
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import DIM, EVERY, HEADS, MASKS, POSITIONS, allows, any_mechanism, gap, inputs, random, wave
 

@@ -10,13 +10,12 @@ from torch import Tensor
 from rheoscope.attention.additive import Additive
 from rheoscope.attention.feature import Linear, Residual, Tanh, Unit
 from rheoscope.attention.function import ScoreFunction
+from rheoscope.attention.kernel_score import Laplace, Polynomial
 from rheoscope.attention.normaliser.domain import softmax
 from rheoscope.attention.score import (
     Added,
     Distance,
     Gram,
-    Laplace,
-    Polynomial,
     Relation,
     Score,
     SoftCap,

@@ -34,6 +34,15 @@ class Feature(Part, ABC):
         return False
 
     @property
+    def unit(self) -> bool:
+        """Whether it divides every row by its length and does nothing else."""
+        return False
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Rows of half precision mapped to rows of the same: in float32, rounded once."""
+        return self(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+
+    @property
     def linear(self) -> bool:
         """Whether it is x A with some matrix A."""
         raise self.untold("linear", "whether it is a linear map")
@@ -88,6 +97,9 @@ class Identity(Feature):
     def __call__(self, x: Rows) -> Rows:
         return x
 
+    def rounded(self, x: Rows) -> Rows:
+        return x
+
     def pull(self, x: Rows, dy: Rows) -> Pulled:
         return dy, {}
 
@@ -112,6 +124,9 @@ class Linear(Feature):
     def __call__(self, x: Rows) -> Mapped:
         return x @ self.W.to(x.dtype)
 
+    def rounded(self, x: Rows) -> Mapped:
+        return self(x)  # one product, summed in float32 by the matrix units
+
     def pull(self, x: Rows, dy: Mapped) -> Pulled:
         return dy @ self.W.to(x.dtype).mT, {"W": _weight_gradient(x, dy, self.W)}
 
@@ -135,6 +150,7 @@ class Unit(Feature):
 
     eps: float = 1e-12
 
+    unit = True
     linear = False
     flops = 0
 

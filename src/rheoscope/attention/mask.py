@@ -6,6 +6,7 @@ lowering never computes a block outside it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from rheoscope.attention.feature import of_heads
 from rheoscope.attention.part import Part
 from rheoscope.shapes import KeyAt, Permitted, RheoscopeError, RowAt
+
+Pair = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Text, head, position of the query, position of the key."""
 
 
 class Mask(Part, ABC):
@@ -28,6 +32,16 @@ class Mask(Part, ABC):
 
     def span(self, low: int, high: int, n: int) -> tuple[int, int]:
         return 0, n
+
+    @property
+    def pair(self) -> "Pair | None":
+        """Whether text b and head h permit key j to query i, for kernels that ask pair by pair; None where it has no such form."""
+        return None
+
+    @property
+    def by_head(self) -> bool:
+        """Whether heads differ in it."""
+        return False
 
     def fit(self, b: int, h: int, m: int, n: int) -> None:
         """Refuse a call for which a table of this mask has the wrong shape."""
@@ -60,6 +74,10 @@ class NoMask(Mask):
     def __and__(self, other: Mask) -> Mask:
         return other
 
+    @property
+    def pair(self) -> Pair:
+        return lambda b, h, i, j: j >= 0
+
     def of_heads(self, some: list[int]) -> "NoMask":
         return self
 
@@ -76,6 +94,10 @@ class Causal(Mask):
 
     def span(self, low: int, high: int, n: int) -> tuple[int, int]:
         return 0, max(min(high, n), 0)
+
+    @property
+    def pair(self) -> Pair:
+        return lambda b, h, i, j: j <= i
 
     def of_heads(self, some: list[int]) -> "Causal":
         return self
@@ -101,7 +123,33 @@ class Window(Mask):
     def span(self, low: int, high: int, n: int) -> tuple[int, int]:
         return min(max(low - self.size + 1, 0), n), max(min(high + self.size - 1, n), 0)
 
+    @property
+    def pair(self) -> Pair:
+        size = self.size
+        return lambda b, h, i, j: (i - j).abs() < size
+
     def of_heads(self, some: list[int]) -> "Window":
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Before(Mask):
+    """i - j >= distance: what lies at least so far back. With `Causal() & Window(distance)` it makes up the past."""
+
+    distance: int
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return i[:, None] - j >= self.distance
+
+    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
+        return 0, max(min(high - self.distance, n), 0)
+
+    @property
+    def pair(self) -> Pair:
+        distance = self.distance
+        return lambda b, h, i, j: i - j >= distance
+
+    def of_heads(self, some: list[int]) -> "Before":
         return self
 
 
@@ -122,6 +170,11 @@ class Prefix(Mask):
 
     def span(self, low: int, high: int, n: int) -> tuple[int, int]:
         return 0, max(min(max(high, self.length), n), 0)
+
+    @property
+    def pair(self) -> Pair:
+        length = self.length
+        return lambda b, h, i, j: (j <= i) | (j < length)
 
     def of_heads(self, some: list[int]) -> "Prefix":
         return self
@@ -146,6 +199,11 @@ class Document(Mask):
                 "type a boolean tensor (m, n) for cross attention"
             )
 
+    @property
+    def pair(self) -> Pair:
+        ids = self.ids
+        return lambda b, h, i, j: ids[b, i] == ids[b, j]
+
     def of_heads(self, some: list[int]) -> "Document":
         return self
 
@@ -165,6 +223,11 @@ class Padding(Mask):
                 f"a padding mask is boolean (True is a token), got {self.real.dtype}; type Padding(real.bool())"
             )
         _fit("a Padding mask", self.real, [(b, n)])
+
+    @property
+    def pair(self) -> Pair:
+        real = self.real
+        return lambda b, h, i, j: real[b, j]
 
     def of_heads(self, some: list[int]) -> "Padding":
         return self
@@ -187,6 +250,17 @@ class Table(Mask):
             self.permitted,
             [(m, n), (b, m, n), (1, m, n), (b, h, m, n), (b, 1, m, n), (1, h, m, n), (1, 1, m, n)],
         )
+
+    @property
+    def pair(self) -> Pair:
+        table, (m, n) = self.permitted, self.permitted.shape[-2:]
+        table = table[(None,) * (4 - table.ndim)] if table.ndim == 2 else table[:, None] if table.ndim == 3 else table
+        texts, heads = (int(size > 1) for size in table.shape[:2])  # one for all stands at 0
+        return lambda b, h, i, j: table[b * texts, h * heads, i - (n - m), j]
+
+    @property
+    def by_head(self) -> bool:
+        return self.permitted.ndim == 4 and self.permitted.shape[1] > 1
 
     def of_heads(self, some: list[int]) -> "Table":
         return replace(self, permitted=of_heads(self.permitted, some, 1)) if self.permitted.ndim == 4 else self
@@ -213,6 +287,15 @@ class Both(Mask):
     def span(self, low: int, high: int, n: int) -> tuple[int, int]:
         (a0, a1), (b0, b1) = self.a.span(low, high, n), self.b.span(low, high, n)
         return max(a0, b0), max(min(a1, b1), max(a0, b0))
+
+    @property
+    def pair(self) -> Pair | None:
+        a, c = self.a.pair, self.b.pair
+        return None if a is None or c is None else lambda b, h, i, j: a(b, h, i, j) & c(b, h, i, j)
+
+    @property
+    def by_head(self) -> bool:
+        return self.a.by_head or self.b.by_head
 
     def of_heads(self, some: list[int]) -> "Both":
         return replace(self, a=self.a.of_heads(some), b=self.b.of_heads(some))

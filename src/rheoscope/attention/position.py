@@ -30,6 +30,8 @@ At = Int[Tensor, " t"]
 PairTable = Float[Tensor, "t half"]
 Pulled = tuple[Tensor, dict[str, Tensor]]
 Biases = Float[Tensor, "*#bh m n"]
+PairBias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Text, head, position of the query, position of the key."""
 
 
 class Position(Part, ABC):
@@ -64,6 +66,15 @@ class Position(Part, ABC):
 
     def key_bias(self, j: KeyAt) -> Float[Tensor, "h n"] | None:
         """The bias as one number a key, up to a constant of the row, where no key lies ahead; None where it is not so."""
+        return None
+
+    @property
+    def reach(self) -> int | None:
+        """How far back its bias changes, where all keys so far back or farther have one bias; None where it is not so."""
+        return None
+
+    def pair_bias(self, m: int, n: int) -> PairBias | None:
+        """The bias of text b and head h for query i and key j of a call, pair by pair; None where it has no such form."""
         return None
 
     def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
@@ -259,8 +270,13 @@ class ALiBi(Biasing):
 
     slopes: Float[Tensor, " h"]
 
+    @property
+    def exact(self) -> Float[Tensor, " h"]:
+        """The slopes in float32 or better: half precision does not know all whole numbers beyond 256."""
+        return self.slopes.to(torch.promote_types(self.slopes.dtype, torch.float32))
+
     def bias(self, i: RowAt, j: KeyAt) -> Biases:
-        return -self.slopes[:, None, None] * (i[:, None] - j).abs().to(self.slopes.dtype)
+        return -self.exact[:, None, None] * (i[:, None] - j).abs()
 
     def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
         if len(self.slopes) != h:
@@ -270,7 +286,11 @@ class ALiBi(Biasing):
         return {"slopes": -(r * (i[:, None] - j).abs()).sum((0, -2, -1)).to(self.slopes.dtype)}
 
     def key_bias(self, j: KeyAt) -> Float[Tensor, "h n"]:
-        return self.slopes[:, None] * j
+        return self.exact[:, None] * j
+
+    def pair_bias(self, m: int, n: int) -> PairBias:
+        slopes = self.exact
+        return lambda b, h, i, j: -slopes[h] * (i - j).abs()
 
     def of_heads(self, some: list[int]) -> "ALiBi":
         return replace(self, slopes=self.slopes[some])
@@ -315,7 +335,18 @@ class Buckets(Biasing):
         at, rows = self.bucket(j - i[:, None]).flatten(), r.sum(0).flatten(1).T.to(self.table.dtype)
         return {"table": torch.zeros_like(self.table).index_add(0, at, rows)}
 
-    def bucket(self, offset: Int[Tensor, "m n"]) -> Int[Tensor, "m n"]:
+    @property
+    def reach(self) -> int:
+        return self.max_distance
+
+    def pair_bias(self, m: int, n: int) -> PairBias:
+        """By offset: looked up once for all that there are."""
+        most = max(m, n)
+        offsets = torch.arange(1 - most, most, device=self.table.device)
+        by_offset = self.table[self.bucket(offsets)].float().mT.contiguous()
+        return lambda b, h, i, j: by_offset[h, j - i + (most - 1)]
+
+    def bucket(self, offset: Int[Tensor, "*mn"]) -> Int[Tensor, "*mn"]:
         buckets = len(self.table) // 2 if self.bidirectional else len(self.table)
         ahead = (offset > 0) * buckets * self.bidirectional
         distance = offset.abs() if self.bidirectional else (-offset).clamp(min=0)
@@ -350,6 +381,11 @@ class Bias(Biasing):
     def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
         return {"table": r.sum_to_size(self.table.shape).to(self.table.dtype)}
 
+    def pair_bias(self, m: int, n: int) -> PairBias:
+        table = self.table[(None,) * (4 - self.table.ndim)]
+        texts, heads = (int(size > 1) for size in table.shape[:2])  # one for all stands at 0
+        return lambda b, h, i, j: table[b * texts, h * heads, i - (n - m), j]
+
     def of_heads(self, some: list[int]) -> "Bias":
         return replace(self, table=of_heads(self.table, some, -3))
 
@@ -379,6 +415,13 @@ class Together(Position):
 
     def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
         return under("a", self.a.pull_bias(i, j, r)) | under("b", self.b.pull_bias(i, j, r))
+
+    def pair_bias(self, m: int, n: int) -> PairBias | None:
+        both = [part for part in (self.a, self.b) if not (part.nowhere or part.moves)]
+        found = [one for part in both if (one := part.pair_bias(m, n)) is not None]
+        if not found or len(found) < len(both):
+            return None
+        return found[0] if len(found) == 1 else lambda b, h, i, j: found[0](b, h, i, j) + found[1](b, h, i, j)
 
     @property
     def moves(self) -> bool:

@@ -6,7 +6,7 @@ Nearly all of them are an inner product or a distance of mapped tokens, so two s
     Relation(phi, psi)  <phi(q), psi(k)> scale        bilinear, relation
     Distance(phi)       -scale |phi(q) - phi(k)|^2    metric, Mahalanobis, RBF, metric map
 
-and `Laplace`, `Polynomial` and `Additive` (in `additive.py`) stand alone; `function.py` makes a score of any Python
+and `Laplace`, `Polynomial` (in `kernel_score.py`) and `Additive` (in `additive.py`) stand alone; `function.py` makes a score of any Python
 function. `SoftCap` wraps any of them.
 
 A score is a frozen value: `score(q, k)` is the formula; `score.pull(q, k, r)` carries the gradient r of the scores back
@@ -15,39 +15,20 @@ plus a bias per query and per key, or None where no such form exists: it lets a 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.attention import fast
 from rheoscope.attention.distances import distances, pull_difference
 from rheoscope.attention.feature import Feature, Identity, added, under
+from rheoscope.attention.fold import DotForm, Fold, Pointwise
 from rheoscope.attention.part import Part
 from rheoscope.shapes import Keys, Queries, RheoscopeError, Scores
 
 Pulled = tuple[Tensor, Tensor, dict[str, Tensor]]
-
-
-class DotForm(NamedTuple):
-    """f(q_i, k_j) = scale q_i . k_j + query_bias_i + key_bias_j, exactly (a bias of None stands for 0).
-
-    The query bias is constant along a row, which softmax does not see: it is computed only when asked for.
-    """
-
-    q: Tensor
-    k: Tensor
-    scale: float
-    query_bias: Callable[[], Float[Tensor, "b h m"]] | None = None
-    key_bias: Float[Tensor, "b h n"] | None = None
-
-    def scores(self) -> Scores:
-        s = self.q @ self.k.mT * self.scale
-        if self.query_bias is not None:
-            s = s + self.query_bias()[..., :, None]
-        return s if self.key_bias is None else s + self.key_bias[..., None, :]
 
 
 class Flops(NamedTuple):
@@ -71,8 +52,18 @@ class Score(Part, ABC):
         """The part of `pull` that goes to the queries."""
         return self.pull(q, k, r)[0]
 
-    def dot(self, q: Tensor, k: Tensor) -> DotForm | None:
+    def fold(self, width: int) -> Fold | None:
+        """The score of tokens of this width as a dot product of mapped ones; None where it is none."""
         return None
+
+    def pointwise(self, width: int) -> Pointwise | None:
+        """The score as a function of a dot product of mapped tokens; None where it is none."""
+        fold = self.fold(width)
+        return None if fold is None else Pointwise(fold)
+
+    def dot(self, q: Tensor, k: Tensor) -> DotForm | None:
+        fold = self.fold(k.shape[-1])
+        return None if fold is None else fold.form(q, k)
 
     def fit(self, q: Tensor, k: Tensor) -> None:
         """Refuse queries and keys that it cannot compare; most scores compare them number by number."""
@@ -139,8 +130,8 @@ class Score(Part, ABC):
         raise self.untold("flops", "what it costs")
 
 
-def _scale(scale: float | None, k: Tensor) -> float:
-    return k.shape[-1] ** -0.5 if scale is None else scale
+def _scale(scale: float | None, width: int) -> float:
+    return width**-0.5 if scale is None else scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,19 +145,19 @@ class Gram(Score):
     scale: float | None = None
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return self.phi(q) @ self.phi(k).mT * _scale(self.scale, k)
+        return self.phi(q) @ self.phi(k).mT * _scale(self.scale, k.shape[-1])
 
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        c = _scale(self.scale, k)
+        c = _scale(self.scale, k.shape[-1])
         dq, from_q = self.phi.pull(q, c * (r @ self.phi(k)))
         dk, from_k = self.phi.pull(k, c * (r.mT @ self.phi(q)))
         return dq, dk, under("phi", added(from_q, from_k))
 
-    def dot(self, q: Queries, k: Keys) -> DotForm:
-        return DotForm(self.phi(q), self.phi(k), _scale(self.scale, k))
+    def fold(self, width: int) -> Fold:
+        return Fold(self.phi, self.phi, _scale(self.scale, width))
 
     def pull_queries(self, q: Queries, k: Keys, r: Scores) -> Queries:
-        return self.phi.pull(q, _scale(self.scale, k) * (r @ self.phi(k)))[0]
+        return self.phi.pull(q, _scale(self.scale, k.shape[-1]) * (r @ self.phi(k)))[0]
 
     @property
     def plain(self) -> bool:
@@ -206,10 +197,10 @@ class Relation(Score):
     scale: float | None = None
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return self.phi(q) @ self.psi(k).mT * _scale(self.scale, k)
+        return self.phi(q) @ self.psi(k).mT * _scale(self.scale, k.shape[-1])
 
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        c = _scale(self.scale, k)
+        c = _scale(self.scale, k.shape[-1])
         dq, from_q = self.phi.pull(q, c * (r @ self.psi(k)))
         dk, from_k = self.psi.pull(k, c * (r.mT @ self.phi(q)))
         return dq, dk, under("phi", from_q) | under("psi", from_k)
@@ -218,8 +209,8 @@ class Relation(Score):
         if self.phi.identity and self.psi.identity:
             super().fit(q, k)
 
-    def dot(self, q: Queries, k: Keys) -> DotForm:
-        return DotForm(self.phi(q), self.psi(k), _scale(self.scale, k))
+    def fold(self, width: int) -> Fold:
+        return Fold(self.phi, self.psi, _scale(self.scale, width))
 
     @property
     def linear_in_keys(self) -> bool:
@@ -263,9 +254,8 @@ class Distance(Score):
         dk, from_k = self.phi.pull(k, db)
         return dq, dk, under("phi", added(from_q, from_k))
 
-    def dot(self, q: Queries, k: Keys) -> DotForm:
-        a, b, c = self.phi(q), self.phi(k), self.scale
-        return DotForm(a, b, 2 * c, lambda: -c * torch.linalg.vecdot(a, a), -c * torch.linalg.vecdot(b, b))
+    def fold(self, width: int) -> Fold:
+        return Fold(self.phi, self.phi, 2 * self.scale, self.scale)
 
     @property
     def bilinear(self) -> tuple[Feature, Feature]:
@@ -280,71 +270,6 @@ class Distance(Score):
 
     def flops(self, d: int) -> Flops:
         return Flops(2 * self.phi.width(d), self.phi.flops, self.phi.flops)
-
-
-@dataclass(frozen=True, eq=False)
-class Laplace(Score):
-    """f(q, k) = -scale |q - k|, the logarithm of the (rotation-invariant) Laplace kernel exp(-scale |q - k|)."""
-
-    scale: float = 1.0
-
-    bilinear = None
-    linear_in_keys = False
-
-    def __call__(self, q: Queries, k: Keys) -> Scores:
-        return -self.scale * distances(q, k)
-
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        gap = distances(q, k)
-        slope = torch.where(gap > 0, -self.scale * r / gap.clamp(min=torch.finfo(gap.dtype).tiny), 0)
-        return *pull_difference(q, k, slope), {}
-
-    def of_heads(self, some: list[int]) -> "Laplace":
-        return self
-
-    def flops(self, d: int) -> Flops:
-        return Flops(2 * d)
-
-    def scaled(self, by: float) -> "Laplace":
-        return self
-
-
-@dataclass(frozen=True, eq=False)
-class Polynomial(Score):
-    """f(q, k) = log (scale q.k + offset)^degree, degree even so that the kernel is nowhere negative.
-
-    Where the kernel is exactly 0 the score is -inf and the weight 0, as if the key were forbidden.
-    """
-
-    degree: int = 2
-    scale: float | None = None
-    offset: float = 1.0
-
-    bilinear = None
-    linear_in_keys = False
-
-    def _root(self, q: Queries, k: Keys) -> Scores:
-        return q @ k.mT * _scale(self.scale, k) + self.offset
-
-    def __call__(self, q: Queries, k: Keys) -> Scores:
-        root = self._root(q, k)
-        zero = root == 0
-        return (self.degree * torch.where(zero, 1, root).abs().log()).masked_fill(zero, -torch.inf)
-
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        root = self._root(q, k)
-        zero = root == 0
-        slope = torch.where(zero, 0, self.degree * _scale(self.scale, k) * r / torch.where(zero, 1, root))
-        return slope @ k, slope.mT @ q, {}
-
-    def of_heads(self, some: list[int]) -> "Polynomial":
-        return self
-
-    def flops(self, d: int) -> Flops:
-        return Flops(2 * d)
-
-    def scaled(self, by: float) -> "Polynomial":
-        return replace(self, scale=by) if self.scale is None else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,6 +302,13 @@ class SoftCap(Score):
     def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
         dq, dk, tensors = self.score.pull(q, k, r * (1 - (self(q, k) / self.cap).square()))
         return dq, dk, under("score", tensors)
+
+    def pointwise(self, width: int) -> Pointwise | None:
+        inner = self.score.pointwise(width)
+        if inner is None:
+            return None
+        of, cap = inner.of, self.cap
+        return Pointwise(inner.fold, lambda s: cap * fast.tanh((s if of is None else of(s)) / cap))
 
     @property
     def uncapped(self) -> Score:

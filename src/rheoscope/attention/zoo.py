@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from rheoscope.attention.additive import Additive
 from rheoscope.attention.feature import EluPlusOne, Linear, Residual, Tanh, Unit
+from rheoscope.attention.kernel_score import Laplace, Polynomial
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.domain import Domain
 from rheoscope.attention.normaliser.entmax import Entmax
@@ -24,7 +25,7 @@ from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.sigmoid import Sigmoid
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
-from rheoscope.attention.score import Distance, Gram, Laplace, Polynomial, Relation
+from rheoscope.attention.score import Distance, Gram, Relation
 from rheoscope.shapes import RheoscopeError
 
 Scale = float | None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rheoscope.attention.definition import Definition
-from rheoscope.attention.lower import blocks, plain, prefix, sdpa, shaped
+from rheoscope.attention.lower import blocks, cudnn, flex, plain, prefix, sdpa, shaped
 from rheoscope.attention.lower.kernels import offer as kernels
 from rheoscope.attention.lower.offer import Lowerings, Offer, Run, first
 from rheoscope.shapes import RheoscopeError
@@ -19,6 +19,8 @@ LOWERINGS: Lowerings = {
     "kernels": kernels.offer,
     "prefix": prefix.offer,
     "shaped": shaped.offer,
+    "cudnn": cudnn.offer,
+    "flex": flex.offer,
     "sdpa": sdpa.offer,
     "blocks": blocks.offer,
     "reference": plain.offer,

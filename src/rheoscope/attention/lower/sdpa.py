@@ -9,14 +9,19 @@
 Columns are padded to a multiple of 16, the width that the CPU kernel runs fastest.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rheoscope.attention.definition import Definition, for_every_head, positions
+from rheoscope.attention.fold import DotForm
 from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.score import DotForm
 
+WITH_TABLE = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of a GPU that take a mask and know rows without a key: cuDNN's gives them a mean, and NaN gradients elsewhere."""
 LARGEST_TABLE = 1 << 26
 """Entries of a boolean mask that is still cheaper to build than to avoid (64 MiB)."""
 
@@ -29,7 +34,7 @@ def refuse(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     if mechanism.normaliser.fused is None:
         return f"its normaliser is {type(mechanism.normaliser).__name__}, not softmax"
     refusal = "" if mechanism.is_dot_product else refuse_score(mechanism, q, k)
-    if not refusal and not _flag(mechanism, q, k) and q.shape[-2] * k.shape[-2] > LARGEST_TABLE:
+    if not refusal and not flag(mechanism, q, k) and q.shape[-2] * k.shape[-2] > LARGEST_TABLE:
         return f"the mask would be a table of {q.shape[-2]} x {k.shape[-2]} entries"
     return refusal
 
@@ -62,7 +67,7 @@ def explain(mechanism: Definition, q: Tensor, k: Tensor) -> str:
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Fold, add what the mask and the sink ask for, and call the kernel."""
-    dtype, causal = q.dtype, _flag(mechanism, q, k) == "causal"
+    dtype, causal = q.dtype, flag(mechanism, q, k) == "causal"
     table = _table(mechanism, q, k)
     form, values = fold(mechanism, q, k, v)
     fused = mechanism.normaliser.fused
@@ -136,7 +141,10 @@ def kernel(form: DotForm, v: Tensor, table: Tensor | None, causal: bool, dropped
             q, k, v, 0.0, True, attn_mask=table, scale=scale
         )[0]
     else:
-        out = scaled_dot_product_attention(q, k, v, attn_mask=table, dropout_p=dropped, is_causal=causal, scale=scale)
+        with sdpa_kernel(WITH_TABLE) if table is not None and q.is_cuda else nullcontext():
+            out = scaled_dot_product_attention(
+                q, k, v, attn_mask=table, dropout_p=dropped, is_causal=causal, scale=scale
+            )
     return out[..., :width]
 
 
@@ -146,7 +154,7 @@ def _takes_row_and_causal(q: Tensor, k: Tensor, v: Tensor, dropped: float) -> bo
     return dense and not dropped and q.dtype in (torch.float32, torch.float64)
 
 
-def _flag(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+def flag(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     """The masks that the kernel knows by name: none, or causal where queries and keys are the same tokens."""
     mask, m, n = mechanism.mask, q.shape[-2], k.shape[-2]
     if mask.forbids_nothing or (mask.is_causal and m == 1):
@@ -155,7 +163,7 @@ def _flag(mechanism: Definition, q: Tensor, k: Tensor) -> str:
 
 
 def _table(mechanism: Definition, q: Tensor, k: Tensor) -> Tensor | None:
-    if _flag(mechanism, q, k):
+    if flag(mechanism, q, k):
         return None
     permitted = mechanism.mask(*positions(q.shape[-2], k.shape[-2], q.device))
     return permitted.expand(*(1,) * (4 - permitted.ndim), *permitted.shape)

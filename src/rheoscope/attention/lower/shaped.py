@@ -3,17 +3,23 @@
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from rheoscope.attention.definition import Definition, for_every_head
-from rheoscope.attention.lower import blocks, plain, sdpa
+from rheoscope.attention.lower import blocks, cudnn, flex, plain, sdpa
 from rheoscope.attention.lower.offer import Offer, Run, first
+from rheoscope.attention.lower.past import less_past_mean
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import NoPosition
 from rheoscope.attention.score import Gram
 
-SOFTMAX = {"sdpa": sdpa.offer, "blocks": blocks.offer, "reference": plain.offer}
+SOFTMAX = {
+    "cudnn": cudnn.offer,
+    "flex": flex.offer,
+    "sdpa": sdpa.offer,
+    "blocks": blocks.offer,
+    "reference": plain.offer,
+}
 """What softmax attention may run on, in the order that `choose` has."""
 SOFT, EVEN, NOWHERE = Softmax(), Gram(scale=0.0), NoPosition()
 """Parts made here once: a part with a default of its own, made inside a forward, breaks the graph of `torch.compile`."""
@@ -39,19 +45,12 @@ def evened(mechanism: Definition) -> Definition:
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, attention: Run, even: Run) -> Tensor:
+    """The mean of permitted values is the attention of equal scores, or a running mean where the mask is the past."""
     assert mechanism.normaliser.mixture is not None, "offer() has seen it"
     alpha, beta, gamma = mechanism.normaliser.mixture
-    values = mechanism.value(for_every_head(v, q.shape[1]))
+    values = mechanism.value.rounded(for_every_head(v, q.shape[1]))
     attended = attention(softened(mechanism), q, k, v)
-    return alpha * values + beta * attended - gamma * mean(mechanism, q, k, v, values, even)
-
-
-def mean(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, values: Tensor, even: Run) -> Tensor:
-    """The mean of the permitted values: the attention of equal scores, by running sums where the mask is a prefix."""
-    if mechanism.mask.forbids_nothing:
-        return values.mean(-2, keepdim=True)
     if mechanism.mask.is_causal:
-        exact = torch.promote_types(v.dtype, torch.float32)
-        count = torch.arange(1, v.shape[-2] + 1, device=v.device)[:, None]
-        return (values.cumsum(-2, dtype=exact) / count).to(v.dtype)
-    return even(evened(mechanism), q, k, v)
+        return less_past_mean(values, attended if beta == 1 else beta * attended, alpha, gamma)
+    mean = values.mean(-2, keepdim=True) if mechanism.mask.forbids_nothing else even(evened(mechanism), q, k, v)
+    return alpha * values + beta * attended - gamma * mean

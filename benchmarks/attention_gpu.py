@@ -1,0 +1,42 @@
+"""Every mechanism beside torch's fused dot-product attention on a GPU: speed, error, memory, and the kernel it takes.
+
+    python benchmarks/attention_gpu.py            all of it on one GPU, about three minutes
+    python benchmarks/attention_gpu.py --quick    fewer rounds (--smallest: seconds on any machine, nothing stored)
+
+bfloat16, causal where masks are allowed, 16 heads of width 64, 2k, 8k and 32k tokens (8, 2 and 1 texts). Prints a Markdown
+table (speed of ours / speed of cuDNN's kernel in the same rounds, +- half the interquartile range; error against float64 as a
+multiple of that kernel's own) and stores results/attention_gpu.json. `rheoscope bench attention` is the same, as a table.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from timing import RESULTS, arguments
+
+from rheoscope.attention.speed import CPU, GPU, compared, measure
+from rheoscope.report.speed import LENGTHS, as_json, markdown, row_of, title
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", default=LENGTHS["cuda"], help="lengths")
+    parser.add_argument("--only", nargs="+", metavar="MECHANISM", help="some of them; nothing is stored")
+    asked = parser.parse_args(words)
+    setting = replace(CPU, rounds=1, seconds=0.01, exact=8, heads=2, width=16) if asked.smallest else GPU
+    setting = replace(setting, rounds=5, seconds=0.2) if asked.quick else setting
+    every, rows = compared(setting.heads, setting.width), []
+    some = {name: every[name] for name in asked.only or every}
+    for row in measure(setting, (8,) if asked.smallest else asked.tokens, some):
+        rows.append(row)
+        print(*row_of(row), sep=" · ", file=sys.stderr, flush=True)
+    print(f"{title(setting)}\n\n{markdown(rows)}")
+    if not asked.smallest and not asked.only:
+        path = RESULTS / "attention_gpu.json"
+        path.write_text(json.dumps(as_json(rows, setting), indent=1, default=str) + "\n")
+        print("stored", path)
+
+
+if __name__ == "__main__":
+    main()
