@@ -72,6 +72,15 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.setdefault("RHEOSCOPE_TEST_DEVICE", "cuda")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu` only files that hold such tests are read: a bare GPU machine lacks what the others import."""
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
+        return None
+    place = collection_path.relative_to(ROOT).as_posix()
+    batteries = {one.split("::")[0] for one in BATTERIES}
+    return None if place in batteries or "mark.gpu" in collection_path.read_text(encoding="utf-8") else True
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """The package is first imported here, and not in a process that only hands out tests to its workers."""
     if not is_xdist_controller(session):

@@ -71,7 +71,7 @@ def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
         alone = asked(one, model, trace)
         for field, values in found.items():
             expected = torch.as_tensor(alone[field].values)
-            mine = values[at]
+            mine = values[at].cpu()
             for axis, dim in enumerate(one.fields[field].dims):
                 if dim == "token":
                     mine = mine.index_select(axis, torch.tensor(alone.token.values.tolist()))
@@ -83,7 +83,9 @@ def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
 @once
 def on_both(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """The same points of three texts on a GPU, in a model of a dtype, and on the CPU in float32, weights rounded alike."""
-    here, there = (rs.load(copy.deepcopy(network(name, dtype)).to(*where)) for where in ((torch.float32,), ("cuda",)))
+    here, there = (
+        rs.load(copy.deepcopy(network(name, dtype)).to(*where)) for where in (("cpu", torch.float32), ("cuda",))
+    )
     ids = [text(at, n) for at, n in enumerate(LENGTHS)]
     seen = there.trace(ids)
     return replace(here.trace(ids), points=seen.points.float().cpu()), seen

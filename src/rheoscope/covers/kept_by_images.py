@@ -1,8 +1,8 @@
 """What images of many clouds keep of them, every token seen from every other: the numbers of COMPARED, many texts at once.
 
 Tokens stay where they are; those that do not count (padding, massive tokens) are nobody's neighbours and in no pair. What
-`geometry.py` says of one cloud in float64, this says in the fewest passes over tables of distances, in float32 on a GPU: there
-are two million of them a head.
+`geometry.py` says of one cloud in float64, this says in the fewest passes over tables of distances, of long texts in float32 on a
+GPU: there are two million of them a head.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def distances(x: Clouds, there: Bool[Tensor, "b n"]) -> tuple[Clouds, Float[Tens
     x = centred(x.double().flatten(0, 1), there.repeat_interleave(shape[1], 0))
     size, one = x.square().sum(-1, keepdim=True), torch.ones_like(x[..., :1])
     square = torch.cat([-2 * x, size, one], -1) @ torch.cat([x, one, size], -1).mT
-    square = square.to(torch.float64 if x.device.type == "cpu" else torch.float32)
+    square = square.to(torch.float64 if x.device.type == "cpu" or x.shape[-2] < MANY else torch.float32)
     rounding = (900 * torch.finfo(x.dtype).eps * size.amax(-2, keepdim=True)).to(square.dtype)
     distance = torch.where(square > rounding, square, 0).sqrt_()
     return x.unflatten(0, shape), distance.unflatten(0, shape)
