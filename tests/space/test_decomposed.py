@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rheoscope.space.decomposed import even_root, in_parts, orthonormal, root, side_by_side, triangle
+from rheoscope.space.decomposed import even_root, in_parts, orthonormal, root, triangle
 from tests.pretrained.cases import random
 
 F64 = torch.float64
@@ -37,12 +37,6 @@ def test_columns_from_inner_products_are_orthonormal(seed: int, rank: int) -> No
     assert torch.allclose(Q @ T, A, atol=1e-6)
     for one, directions in zip(Q, (4, rank, 4), strict=True):
         assert torch.allclose((one.mT @ one).trace(), torch.tensor(float(directions), dtype=F64), atol=1e-5)
-
-
-def test_side_by_side_leaves_the_number_of_threads() -> None:
-    before = torch.get_num_threads()
-    assert list(side_by_side(lambda n: n + 1, range(5))) == [1, 2, 3, 4, 5]
-    assert torch.get_num_threads() == before
 
 
 @pytest.mark.gpu

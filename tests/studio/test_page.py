@@ -189,6 +189,13 @@ def test_everything_around_the_points(studio: tuple[Session, str], browser: Any)
         arrived(page)
         page.wait_for_selector(".pairs li")
         page.wait_for_selector(".lists li")
+        count = len(tokens(page))
+        for place, lines in (("figure.images", 4 * count), ("figure:has(canvas.map)", count**2), ("section.cloud .tools", 7 * count)):
+            with page.expect_download() as saved:
+                page.locator(place).first.locator("button", has_text="CSV").click()
+            written = Path(saved.value.path()).read_text(encoding="utf-8").splitlines()
+            assert f"# text: {TEXT}" in written
+            assert sum(not line.startswith("#") for line in written) == lines + 1, place
         for name in ("moves", "coupling"):
             page.locator(f"input[data-show={name}]").check()
             page.wait_for_selector(f"[data-said={name}]")

@@ -114,3 +114,11 @@ function names(context: CanvasRenderingContext2D, places: Float32Array, { x, y, 
     context.fillText(text, left, middle)
   }
 }
+
+/** Where every token stands in each of the four pictures, as rows of a table; those left out have no place. */
+export function* places(images: Images, texts: string[]): Generator<(string | number)[]> {
+  for (const panel of PANELS) {
+    const { values } = images.flat[panel]
+    for (let token = 0; token * 2 < values.length; token++) yield [panel, token, texts[token] ?? '', values[token * 2]!, values[token * 2 + 1]!]
+  }
+}

@@ -16,7 +16,8 @@ from rheoscope.covers.reading import Read, layers, layers_of_many, provenance, t
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import drawn_rows
-from rheoscope.space.decomposed import side_by_side, svdvals
+from rheoscope.space.cores import on_cores
+from rheoscope.space.decomposed import svdvals
 from rheoscope.space.head import Heads, by_every_head
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
@@ -140,7 +141,7 @@ def of_weights(heads: Heads, seen: "list[Image]") -> dict[str, Tensor]:
 def many(traces: Traces, nearest: int = 5, keep_massive: bool = False) -> dict[str, Tensor]:
     """The same of many texts at once, every token of each: all fields but those of random heads, (text, *dims)."""
     there = traces.ordinary(keep_massive, least=2 * nearest + 1)
-    found, weights = [], side_by_side(known_of, traces.view.blocks)
+    found, weights = [], on_cores(known_of, traces.view.blocks)
     for read, (seen, known) in zip(layers_of_many(traces, there), weights, strict=True):
         cloud = read.hat.double()
         row = of_images(cloud, there, [image.of(cloud) for image in seen], nearest, "")

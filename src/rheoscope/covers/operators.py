@@ -10,7 +10,8 @@ from torch import Tensor
 from rheoscope.covers.by_chance import mean_draws, symmetry_null
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.decomposed import eigvals, side_by_side
+from rheoscope.space.cores import on_cores
+from rheoscope.space.decomposed import eigvals
 from rheoscope.space.head import Heads, Relevance
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
@@ -66,7 +67,7 @@ def operators(
         raise RheoscopeError(f"random heads are drawn 0 times or more, got draws={draws}; type draws=199")
     through = None if view.unembed is None else vocabulary_gram(view, raw)
     rows = []
-    for row in side_by_side(lambda heads: kernel(heads, through, raw), view.blocks):
+    for row in on_cores(lambda heads: kernel(heads, through, raw), view.blocks):
         rows.append(row)
         if progress is not None:
             progress(len(rows), view.layers)

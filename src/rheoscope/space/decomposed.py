@@ -4,36 +4,17 @@ A GPU takes 270 ms for the eigenvectors of 384 such matrices, 16 cores 40 ms. Wh
 columns and their triangles, stays there: of a matrix of many rows only r x r numbers travel.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from threading import Lock
-from typing import TypeVar
 
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from rheoscope.space.cores import on_cores
+
 LOADING = Lock()
 """At its first decomposition on a GPU torch loads a library, which two threads must not do at once."""
-Thing = TypeVar("Thing")
-Made = TypeVar("Made")
-
-
-def side_by_side(run: Callable[[Thing], Made], things: Iterable[Thing]) -> Iterator[Made]:
-    """Several at the same time, one core each: LAPACK on r x r matrices gains nothing from two cores on one matrix.
-
-    >>> list(side_by_side(abs, [-1, 2]))
-    [1, 2]
-    """
-    cores = torch.get_num_threads()
-    if cores == 1:
-        yield from map(run, things)
-        return
-    try:
-        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from pool.map(run, things)
-    finally:
-        torch.set_num_threads(cores)  # the workers' call also set what later threads begin with
 
 
 def svd(A: Float[Tensor, "*h m n"]) -> tuple[Float[Tensor, "*h m r"], Float[Tensor, "*h r"], Float[Tensor, "*h r n"]]:
@@ -120,5 +101,5 @@ def _on_cores(run: Callable[[Tensor], tuple[Tensor, ...]], A: Float[Tensor, "*h 
 def in_parts(run: Callable[[Tensor], tuple[Tensor, ...]], A: Float[Tensor, "*h m n"], parts: int) -> tuple[Tensor, ...]:
     """`run` of a batch of matrices, in so many parts at the same time."""
     some = A.reshape(-1, *A.shape[-2:]).tensor_split(max(1, min(parts, A[..., 0, 0].numel())))
-    found = zip(*side_by_side(run, some), strict=True)
+    found = zip(*on_cores(run, some), strict=True)
     return tuple(torch.cat(each).unflatten(0, A.shape[:-2]) for each in found)
