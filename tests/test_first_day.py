@@ -27,9 +27,9 @@ from tests.report.cases import small
 
 LINES = int(os.environ.get("RHEOSCOPE_LINES", "60"))
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-SLOW = {"attention", "dynamics", "studio"}
+SLOW = {"attention", "bench", "dynamics", "studio"}
 """They take seconds or wait for a visitor whatever is typed: of these only what ends at once."""
-ENDS = {"attention": ["--tokens", "x"], "dynamics": ["--list"], "studio": ["--port", "x"]}
+ENDS = {"attention": ["--tokens", "x"], "bench": ["nothing"], "dynamics": ["--list"], "studio": ["--port", "x"]}
 TEXTS = (
     "the keys to the cabinet are on the table", "a", "", " ", "a a a a a a", "\ufeffthe keys", "ключ 钥匙 🔑 \u202e\x07",
     "[bold]x[/]", "-", "--", "flow",
