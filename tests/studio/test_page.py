@@ -190,7 +190,11 @@ def test_everything_around_the_points(studio: tuple[Session, str], browser: Any)
         page.wait_for_selector(".pairs li")
         page.wait_for_selector(".lists li")
         count = len(tokens(page))
-        for place, lines in (("figure.images", 4 * count), ("figure:has(canvas.map)", count**2), ("section.cloud .tools", 7 * count)):
+        for place, lines in (
+            ("figure.images", 4 * count),
+            ("figure:has(canvas.map)", count**2),
+            ("section.cloud .tools", 7 * count),
+        ):
             with page.expect_download() as saved:
                 page.locator(place).first.locator("button", has_text="CSV").click()
             written = Path(saved.value.path()).read_text(encoding="utf-8").splitlines()
