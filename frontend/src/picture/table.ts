@@ -1,5 +1,7 @@
 /** Numbers of a panel as a table that any program reads, what they are of in the lines before it. */
 
+import type { Axis, Panel } from '../wire'
+
 export interface Table { columns: string[]; rows: Iterable<(string | number)[]> }
 
 const LIKE_A_FORMULA = /^[=+\-@\t\r]/
@@ -29,4 +31,16 @@ export function* ofPlaces(points: ArrayLike<number>, steps: string[], words: str
       const first = 3 * (at * words.length + token)
       yield [step, token, word, points[first]!, points[first + 1]!, points[first + 2]!]
     }
+}
+
+/** What a panel draws, a line a point: of lines and shapes their places, of cells row, column and value, of words where they stand. */
+export function* ofPanel({ marks, x, y }: Panel): Generator<(string | number)[]> {
+  const named = (axis: Axis, at: number): string | number => axis.names[at] ?? at
+  for (const mark of marks) {
+    if (mark.mark === 'cells') {
+      for (const [row, values] of mark.values.entries())
+        for (const [column, value] of values.entries()) yield ['cells', mark.name ?? '', named(x, column), named(y, row), value ?? NaN]
+    } else if (mark.mark === 'word') yield ['word', mark.text, mark.x, mark.y, NaN]
+    else for (const [at, place] of mark.x.entries()) yield [mark.mark, mark.name, place === null ? NaN : Number.isInteger(place) ? named(x, place) : place, mark.y[at] ?? NaN, NaN]
+  }
 }
