@@ -7,6 +7,7 @@ import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from dis import get_instructions
 from typing import Any
 
 import pytest
@@ -78,6 +79,13 @@ def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
             torch.testing.assert_close(
                 mine.to(expected), expected, rtol=1e-6, atol=1e-9, equal_nan=True, msg=lambda m, f=field: f"{f}: {m}"
             )
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_no_setting_is_taken_and_not_read(name: str) -> None:
+    run = inspect.unwrap(analysis(name).batch)
+    read = {step.argval for step in get_instructions(run)} | set(run.__code__.co_cellvars)
+    assert set(inspect.signature(run).parameters) <= read
 
 
 @once

@@ -77,15 +77,7 @@ def clusters(
 
 
 @torch.no_grad()
-def batch(
-    traces: Traces,
-    space: str = "raw",
-    grain: str = "layer",
-    angle: float = math.pi / 4,
-    draws: int = 2,
-    seed: int = 0,
-    keep_massive: bool = False,
-) -> dict[str, Tensor]:
+def batch(traces: Traces, space: str = "raw", grain: str = "layer", keep_massive: bool = False) -> dict[str, Tensor]:
     """Mean cosines and participation ratio of many texts at once: what needs neither eigenvalues nor clusters, nor a draw."""
     there, view = traces.counted(keep_massive, least=3), traces.view
     half = view.as_read(traces.points[:0]).dtype.itemsize < 4

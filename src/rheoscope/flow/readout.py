@@ -97,8 +97,6 @@ def batch(
     target: int | None = None,
     top: int = 5,
     before: int = 7,
-    draws: int = 200,
-    seed: int = 0,
 ) -> dict[str, Tensor]:
     """What a token of every text predicts at every step, and what those before it find likeliest: no draws, and who wrote it not."""
     checked([token], int(traces.lengths.min()))
