@@ -11,6 +11,7 @@ from typing import Any, overload
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rheoscope.attention.memory import fitting
 from rheoscope.cards import card, counted
@@ -306,7 +307,7 @@ def padded(
     batch: Sequence[Tensor], device: torch.device | None = None
 ) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"] | None]:
     """Texts side by side, padded on the right; None where nothing is padded, so that the fused kernel stays plain."""
-    longest = max(len(ids) for ids in batch)
-    ids = torch.stack([torch.nn.functional.pad(one, (0, longest - len(one))) for one in batch])
-    there = torch.stack([torch.arange(longest) < len(one) for one in batch])
-    return ids.to(device), None if bool(there.all()) else there.to(device)
+    ids, lengths = pad_sequence(list(batch), batch_first=True), [len(one) for one in batch]
+    if min(lengths) == ids.shape[1]:
+        return ids.to(device), None
+    return ids.to(device), (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).to(device)
