@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rheoscope.attention.definition import reference
 from rheoscope.attention.feature import EluPlusOne, Linear, Unit
+from rheoscope.attention.kernel_score import Laplace
 from rheoscope.attention.lower.kernels import dots as reading
 from rheoscope.attention.lower.kernels import offer as kernels
 from rheoscope.attention.lower.kernels.dots import dots
@@ -43,7 +44,16 @@ def interpreted() -> str:
     if "triton" in sys.modules and asked != "1":
         return "Triton was imported without its interpreter: run this file alone"
     os.environ["TRITON_INTERPRET"] = "1"
-    from rheoscope.attention.lower.kernels import additive, entmax, linear, pointwise, sinkhorn, totals, weights  # noqa: F401
+    from rheoscope.attention.lower.kernels import (  # noqa: F401
+        additive,
+        entmax,
+        laplace,
+        linear,
+        pointwise,
+        sinkhorn,
+        totals,
+        weights,
+    )
 
     if asked is None:
         del os.environ["TRITON_INTERPRET"]
@@ -87,6 +97,8 @@ CASES: dict[str, tuple[Mechanism, str | None, int, int]] = {
     "linear": (made("linear"), "causal", 70, 70),
     "linear of mapped tokens": (made("linear"), None, 33, 70),
     "linear, turned": (Mechanism(Gram(EluPlusOne()), position=Rotary(), normaliser=DivideBySum()), "causal", 70, 70),
+    "laplace": (made("kernel_laplace"), "causal", 40, 70),
+    "laplace of all, turned": (Mechanism(Laplace(0.5), position=Rotary()), None, 70, 33),
     "additive, turned": (replace(made("additive"), position=Rotary()), "causal", 20, 40),
 }
 
@@ -256,7 +268,7 @@ def test_padded_texts_have_the_statistics_of_each_alone(mask: str | None) -> Non
             assert not got[name][text, :, long:].any()
 
 
-ON_GPU = ("sigmoid", "relu", "sparsemax", "entmax15", "linear", "additive", "sinkhorn")
+ON_GPU = ("sigmoid", "relu", "sparsemax", "entmax15", "linear", "additive", "sinkhorn", "kernel_laplace")
 SIZES = [(torch.bfloat16, n) for n in (192, 321, 1024)] + [(torch.float16, 321), (torch.float32, 321)]
 ROUNDING = {torch.bfloat16: 3.8e-3, torch.float16: 4.7e-4, torch.float32: 4e-6}
 """1.5 times the relative error of torch's own attention and its gradients; float32 through three parts in TF32."""
