@@ -10,11 +10,11 @@ from torch import Tensor
 from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.attention.lower.kernels.offer import TRITON
 from rheoscope.flow.cloud import clouds, placed, points_of
-from rheoscope.flow.token_pairs import drawn_pairs, every_pair, sampling_error
+from rheoscope.flow.token_pairs import Pairs, drawn_pairs, every_pair, sampling_error
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import mlp_at
-from rheoscope.space.pairs import distances
+from rheoscope.space.pairs import distances, rounding
 from rheoscope.space.product import difference, inner
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import There, centred, kept, kept_rows, mean
@@ -113,10 +113,11 @@ def kernel(
     """Every cloud of every text, seen from its mean, against the first and against those `strides` before it."""
     chosen, apart, near = None, [], []
     for x in clouds:
-        far = distances(inner(x))
-        chosen = chosen or (every_pair(far, there) if pairs is None else drawn_pairs(far, there, pairs, seed))
-        apart.append(chosen.of(far))
-        near.append(neighbours_of(far, nearest, there))
+        table = inner(x)
+        chosen = chosen or (every_pair(table, there) if pairs is None else drawn_pairs(table, there, pairs, seed))
+        far, close = of_cloud(table, chosen, nearest, there)
+        apart.append(far)
+        near.append(close)
     assert chosen is not None, "every text has a first cloud"
     some = max(1, numbers_in_cache(apart[0].device) // apart[0].numel())  # a GPU waits for each thing that it is asked
     rank = torch.cat([chosen.ranks(torch.stack(apart[low : low + some])) for low in range(0, len(apart), some)])
@@ -130,6 +131,18 @@ def kernel(
     found = {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": spread, "neighbours": neighbours}
     found["neighbours_null"] = nearest / (chosen.tokens - 1)
     return found if pairs is None else found | {"rsa_error": sampling_error(rsa, pairs)}
+
+
+def of_cloud(
+    table: Float[Tensor, "b n n"], pairs: Pairs, nearest: int, there: There
+) -> tuple[Float[Tensor, "b pairs"], Int[Tensor, "b n k"]]:
+    """Distances of pairs, and the nearest of every token, from inner products; on a GPU no table of distances is made."""
+    if TRITON and table.is_cuda and table.dtype == torch.float32 and table.shape[-1] <= LONGEST and nearest <= FEW:
+        from rheoscope.flow.kernels import nearest as kernels  # Triton, which not every machine has
+
+        return pairs.from_inner(table), kernels.nearest(table, nearest, there, rounding(table.dtype))
+    far = distances(table)
+    return pairs.of(far), neighbours_of(far, nearest, there)
 
 
 def erasures(trace: Trace | Traces, there: There) -> dict[str, Tensor]:
@@ -167,10 +180,6 @@ def mantel(a: Float[Tensor, "*p b 2"], b: Float[Tensor, "*#p b 2"], n: Float[Ten
 
 def neighbours_of(d: Float[Tensor, "*b n n"], k: int, there: There = None) -> Int[Tensor, "*b n k"]:
     """The k nearest other tokens of each; of equally near ones the earlier."""
-    if TRITON and d.is_cuda and d.ndim == 3 and d.dtype == torch.float32 and d.shape[-1] <= LONGEST and k <= FEW:
-        from rheoscope.flow.kernels.nearest import nearest  # Triton, which not every machine has
-
-        return nearest(d, k, there)
     far = kept(d, there, torch.inf) + torch.diag(d.new_full(d.shape[-1:], torch.inf))
     near = far.topk(k + 1, largest=False)
     tied = near.values[..., k] == near.values[..., k - 1]  # which of those at the border belong to the nearest?

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.space.pairs import apart
 from rheoscope.space.ranks import unit_ranks
 from rheoscope.space.texts import There
 
@@ -24,13 +25,18 @@ class Pairs:
     usable: Bool[Tensor, "b pairs"] | None = None
     of_all: Float[Tensor, " b"] | None = None
 
-    def of(self, far: Float[Tensor, "b n n"]) -> Float[Tensor, "b pairs"]:
-        """The distances of these pairs."""
-        return far.flatten(1).gather(1, self.i * far.shape[-1] + self.j)
+    def of(self, table: Float[Tensor, "b n n"]) -> Float[Tensor, "b pairs"]:
+        """What a table holds of these pairs."""
+        return table.flatten(1).gather(1, self.i * table.shape[-1] + self.j)
 
-    def ranks(self, apart: Float[Tensor, "p b pairs"]) -> Float[Tensor, "p b pairs"]:
+    def from_inner(self, inner: Float[Tensor, "b n n"]) -> Float[Tensor, "b pairs"]:
+        """The same from inner products, without a table of all distances."""
+        length = inner.diagonal(dim1=-2, dim2=-1)
+        return apart(length.gather(1, self.i) + length.gather(1, self.j), self.of(inner))
+
+    def ranks(self, far: Float[Tensor, "p b pairs"]) -> Float[Tensor, "p b pairs"]:
         """Of distances of these pairs, centred and of length 1: inner products of two are Spearman's correlation."""
-        return unit_ranks(apart, None if self.usable is None else self.usable.expand(apart.shape))
+        return unit_ranks(far, None if self.usable is None else self.usable.expand(far.shape))
 
     def pulls(self, rank: Float[Tensor, "p b pairs"], n: int) -> Float[Tensor, "p b 2"]:
         """Σ_{i≠j} a_ij² and Σ a_ij a_il over distinct i, j, l of the table of these ranks: all that Mantel's null needs.
