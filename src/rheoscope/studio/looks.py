@@ -16,7 +16,6 @@ from rheoscope.space.components import checked
 from rheoscope.space.prediction import predictions
 from rheoscope.space.trace import Trace
 from rheoscope.studio import wire
-from rheoscope.studio.edits import map_of
 from rheoscope.studio.points import Axes, projected
 
 if TYPE_CHECKING:
@@ -49,24 +48,19 @@ def head_map(entry: "Entry", layer: int, head: int, kind: str, steps: int = wire
     heads = entry.trace.view.heads_of(layer, head)
     if len(entry.trace) > LARGEST_MAP:
         raise RheoscopeError(f"a map has at most {LARGEST_MAP} tokens, this text has {len(entry.trace)}")
-    edited = any((one.layer, one.head) == (layer, head) for one in entry.edits)
     if kind == "reversed":
-        if edited:
-            raise RheoscopeError(
-                "reversed attention is of a head's own operators, and this head is edited; choose another"
-            )
         found = reversed_map(entry.edited, entry.trace, layer, head)
     else:
-        found = map_of(entry.trace, entry.kept, entry.edits, layer, head, kind)
+        found = (entry.trace.weights if kind == "weights" else entry.trace.scores)(layer, head)
     seen = permitted(heads, len(entry.trace), found.device)
     values = torch.where(seen, found.float(), torch.nan).cpu().numpy()
-    header = {"layer": layer, "head": head, "kind": kind, "edited": edited}
+    header = entry.about(layer, head) | {"kind": kind}
     return wire.packed(header, {"map": wire.in_bytes(values, ["query", "key"], steps)})
 
 
 @torch.no_grad()
 def spectrum(entry: "Entry", layer: int, head: int) -> dict[str, Any]:
-    """The singular values of M and of F of a head, as the model has them, and what kind of operators they are."""
+    """The singular values of M and of F of a head, under the edits, and what kind of operators they are."""
     view = entry.trace.view
     one = view.head(layer, head)
     M, F = one.M.exact(), one.F.exact()
