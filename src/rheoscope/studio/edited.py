@@ -14,6 +14,7 @@ from torch import Tensor
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.ablation import mean_outputs
 from rheoscope.covers.pieces import kept_tokens
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.editing import by_layer
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Edits, Hooks, Rewrite, Text, Texts
@@ -161,18 +162,16 @@ def under(model: Running, edits: Sequence[Edit]) -> Running:
     checked(model.view, edits)
     if not edits:
         return model
-    change, reason = (
-        changes(model.view, edits),
-        "an edited head is centred by the mean of a text; type model.trace(text).view",
-    )
-    blocks = {layer: unread(edited_heads(model.view.blocks[layer], one), reason) for layer, one in change.items()}
+    change = changes(model.view, edits)
+    why = RheoscopeError("an edited head is centred by the mean of a text; type model.trace(text).view")
+    blocks = {layer: unread(edited_heads(model.view.blocks[layer], one), why) for layer, one in change.items()}
     view = with_blocks(model.view, blocks)
     return Edited(model.network, model.tokenizer, model.description, view, model, change)
 
 
 def _read(own: Heads, change: Change, heads: Heads) -> Heads:
-    reason = why_unread(own, change)
-    return heads if reason is None else unread(heads, reason)
+    why = why_unread(own, change)
+    return heads if why is None else unread(heads, why)
 
 
 # An edited layer while the model runs
