@@ -28,4 +28,4 @@ def test_ticks_are_round_and_inside() -> None:
         found = ticks(low, high)
         assert 2 <= len(found) <= 8
         assert all(low - 1e-9 <= value <= high * (1 + 1e-9) for value in found)
-    assert decades(3.0, 8.0) == [5.0]
+    assert decades(3.0, 8.0) == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]

@@ -268,15 +268,15 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Powers of ten from low to high, with twice and five times them where there are few.
+    """Powers of ten from low to high, with twice and five times them where there are few; round numbers where even these are none.
 
-    >>> decades(1.0, 2500.0), decades(30.0, 250.0)
-    ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0])
+    >>> decades(1.0, 2500.0), decades(30.0, 250.0), decades(0.52, 0.94)
+    ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0], [0.6, 0.7, 0.8, 0.9])
     """
     powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     all_of_them = [power * times for power in powers for times in (1, 2, 5)]
     tens, more = ([x for x in some if low * 0.999 <= x <= high * 1.001] for some in (powers, all_of_them))
-    return tens if len(tens) > 2 else more
+    return tens if len(tens) > 2 else more if len(more) > 1 else ticks(low, high)
 
 
 def number(value: float) -> str:
