@@ -79,6 +79,7 @@ describe('the cloud', () => {
     const map = Float32Array.of(1, 0, 0, 0.5, 0.5, 0, 0.2, 0.7, 0.1)
     expect(strongest(map, 3, 2)).toMatchObject([{ from: 2, to: 1 }, { from: 2, to: 0 }])
     expect(strongest(map, 3, null, 1)).toHaveLength(1)
+    expect(strongest(Float32Array.of(0, 0, 0, -0.5, 0, 0, 0.2, 0.01, 0), 3, null)).toEqual([{ from: 1, to: 0, weight: -0.5 }, { from: 2, to: 0, weight: expect.closeTo(0.2) }])
   })
   it('a bow starts and ends at its tokens', () => {
     const way = bow([0, 0, 1], [1, 0, 0])

@@ -15,7 +15,9 @@ export const RADIUS = 4.2
 export const FADED = 0.16
 export const MOST_LABELS = 512
 const AXIS = 38
-const CORNER = 96
+/** How far their middle is from the left, where names have room, and from below. */
+const LEFT = 132
+const BELOW = 96
 
 /** How strongly a token is drawn. */
 export const strength = (scene: Scene, token: number): number =>
@@ -55,7 +57,7 @@ export function under(screen: Float32Array, x: number, y: number, shown: (token:
 
 /** Three short axes in the lower left corner that turn with the cloud; each ends where its name stands. */
 export function axisLines(eye: Eye, { width, height }: Sheet): number[][] {
-  const { x, y, z } = slid(eye, width / 2 - CORNER, CORNER - height / 2, width, height)
+  const { x, y, z } = slid(eye, width / 2 - LEFT, BELOW - height / 2, width, height)
   const long = AXIS * unitOf(eye, width, height)
   return [0, 1, 2].map((k) => [x, y, z, x + (k === 0 ? long : 0), y + (k === 1 ? long : 0), z + (k === 2 ? long : 0)])
 }

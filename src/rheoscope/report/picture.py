@@ -7,7 +7,7 @@ studio and to notebooks it travels as it is. So all show the same numbers.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -33,7 +33,7 @@ Numbers = Sequence[float | int] | np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Values at x; `style` is solid, dashed, hair (thin and light), dots, rings or stars.
+    """Values at x; `style` is solid, dashed, hair (thin and light), dots, rings or stars. Of a single value any line is a dot.
 
     With `tip` the whole line answers a pointer, with `tips` each of its dots does, else every x.
     """
@@ -45,6 +45,11 @@ class Line:
     style: str = "solid"
     tip: str = ""
     tips: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        there = islice((y for y in self.y if math.isfinite(y)), 2)
+        if self.style in ("solid", "dashed", "hair") and sum(1 for _ in there) == 1:
+            object.__setattr__(self, "style", "dots")  # frozen from now on
 
     @property
     def answers(self) -> bool:
