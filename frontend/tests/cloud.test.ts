@@ -46,7 +46,7 @@ describe('the eye', () => {
     const sheet = { width: 800, height: 500, ratio: 1, theme: LIGHT }
     for (const one of axisLines(START, sheet)) {
       const [x, y] = project(Float32Array.from(one.slice(0, 3)), START, 800, 500)
-      expect(x).toBeCloseTo(96, 1)
+      expect(x).toBeCloseTo(132, 1)
       expect(y).toBeCloseTo(404, 1)
     }
   })
