@@ -2,8 +2,8 @@ import { describe, expect, it } from 'vitest'
 
 import { lensOf, nearer, project, slid, START, times, turned, viewOf } from '../src/cloud/camera'
 import { valuesAt } from '../src/cloud/colour'
-import { ballOf, bow, cloudAt, decluttered, inBall, strongest, type Box } from '../src/cloud/frame'
-import { axisLines, under } from '../src/cloud/hand'
+import { ballOf, bow, cloudAt, decluttered, inBall, strongest, type Box, type Scene } from '../src/cloud/frame'
+import { axisLines, labelled, under } from '../src/cloud/hand'
 import { shortened } from '../src/cloud/words'
 import { LIGHT } from '../src/palette'
 import type { Answer, Head, Points } from '../src/wire'
@@ -89,6 +89,15 @@ describe('the cloud', () => {
 })
 
 describe('labels', () => {
+  it('leave the place of the star free', () => {
+    const scene = { tokens: 2, labels: ['near', 'far'], shown: () => true, bright: new Set<number>(), starLabel: 'prediction' } as unknown as Scene
+    const screen = Float32Array.of(100, 100, 1, 300, 300, 1)
+    const size = () => ({ width: 60, height: 14 })
+    const sheet = { width: 400, height: 400, ratio: 1, theme: LIGHT }
+    const told = (star: Float32Array | null) => labelled(scene, { places: screen, screen, star }, sheet, size).map(({ token }) => token)
+    expect(told(null)).toEqual([0, 1])
+    expect(told(Float32Array.of(95, 104, 1))).toEqual([1])
+  })
   it('never cover one another, and those first in order win', () => {
     const boxes: Box[] = Array.from({ length: 200 }, (_, token) => ({ token, x: (token * 37) % 300, y: (token * 53) % 200, width: 40, height: 15 }))
     const kept = decluttered(boxes.map((box) => box.token), (token) => boxes[token]!, 300, 200, 512)

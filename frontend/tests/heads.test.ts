@@ -57,6 +57,8 @@ describe('how a head sees the tokens', () => {
       for (const [at, value] of goal.entries()) if (Number.isFinite(value)) expect(found[at]).toBeCloseTo(value, 4)
     }
     const square = placed(800).panels[0]!
+    const far = { flat: { E: field([0, 0, 20, 0, NaN, NaN, 1, 40]) } } as unknown as Images
+    for (const place of [dotsBefore(far, images, square), dots(images, square, far)].flatMap((all) => [...all]).filter(Number.isFinite)) expect(place).toBeLessThanOrEqual(square.y + square.size + 0.01)
     expect(dotsBefore(images, images, square)[6]).toBeCloseTo(dots(images, square)[6]!, 3)
   })
   it('a picture keeps what is near and far: both axes are equally long, and all tokens lie inside', () => {

@@ -38,7 +38,7 @@ export function cloudAt(all: Float32Array, tokens: number, at: number, out = new
 
 export interface Box { token: number; x: number; y: number; width: number; height: number }
 
-/** Labels that fit beside one another: those first in `order` win, a place once taken is taken. */
+/** Labels that fit beside one another: those first in `order` win, a place once taken is taken; a box of no token (below 0) only takes its place. */
 export function decluttered(order: number[], boxOf: (token: number) => Box | null, width: number, height: number, most: number): Box[] {
   const cell = 16
   const columns = Math.ceil(width / cell) + 1
@@ -62,7 +62,7 @@ export function decluttered(order: number[], boxOf: (token: number) => Box | nul
         if (here) here.push(box)
         else taken.set(row * columns + column, [box])
       }
-    kept.push(box)
+    if (token >= 0) kept.push(box)
   }
   return kept
 }

@@ -38,11 +38,18 @@ function laid(values: Float32Array, own: Float32Array, { x, y, size }: Placed): 
   return values.map((value, at) => (at % 2 === 0 ? x + size / 2 + (value - middle[0]) * unit : y + size / 2 - (value - middle[1]) * unit))
 }
 
-export const dots = (images: Images, at: Placed): Float32Array => laid(images.flat[at.panel].values, images.flat[at.panel].values, at)
+/** Where tokens lie in a square; where there is a picture from before, in the square that both fit into. */
+export function dots(images: Images, at: Placed, before: Images | null = null): Float32Array {
+  const own = images.flat[at.panel].values
+  return laid(own, before ? both(before, images, at.panel) : own, at)
+}
 
 /** Where tokens lay in the same square before, turned (and mirrored) to lie as near to where they are as they can. */
 export const dotsBefore = (before: Images, after: Images, at: Placed): Float32Array =>
-  laid(turnedTo(before.flat[at.panel].values, after.flat[at.panel].values), after.flat[at.panel].values, at)
+  laid(turnedTo(before.flat[at.panel].values, after.flat[at.panel].values), both(before, after, at.panel), at)
+
+const both = (before: Images, after: Images, panel: Panel): Float32Array =>
+  Float32Array.of(...after.flat[panel].values, ...turnedTo(before.flat[panel].values, after.flat[panel].values))
 
 /** One picture of some tokens turned to lie on another of the same tokens (Procrustes in the plane): no distance changes. */
 export function turnedTo(own: Float32Array, goal: Float32Array): Float32Array {
@@ -87,7 +94,7 @@ export function draw(canvas: HTMLCanvasElement, images: Images, look: Look): voi
     context.fillText(look.titles[one.panel], one.x, one.y - TOP / 2)
     context.strokeStyle = look.theme.line
     context.strokeRect(one.x + 0.5, one.y + 0.5, one.size - 1, one.size - 1)
-    const places = dots(images, one)
+    const places = dots(images, one, look.before)
     if (look.before) moved(context, dotsBefore(look.before, images, one), places, look)
     const lined = one.panel === 'E' || one.panel === look.image
     if (lined) for (const [kind, colour] of [['torn', TORN], ['glued', GLUED]] as const) lines(context, images.pairs[look.image][kind], places, colour)

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from rheoscope.covers.operators import copying, positive_share, vocabulary_gram
 from rheoscope.covers.reversed_attention import reversed_map
@@ -66,12 +68,21 @@ def spectrum(entry: "Entry", layer: int, head: int) -> dict[str, Any]:
     M, F = one.M.exact(), one.F.exact()
     through = None if view.unembed is None else vocabulary_gram(view)
     return {
-        "M": [rounded(one) for one in M.singular_values().tolist()],
-        "F": [rounded(one) for one in F.singular_values().tolist()],
+        "M": [rounded(one) for one in there(M.singular_values())],
+        "F": [rounded(one) for one in there(F.singular_values())],
         "symmetry": float(M.symmetry()),
         "positive_share": float(positive_share(M)),
         "copying": float(copying(F, through)),
     }
+
+
+def there(values: Float[Tensor, " r"], least: float = 1e-6) -> list[float]:
+    """Singular values that are not 0 but for rounding: those of an edited operator have more columns than it has rank.
+
+    >>> there(torch.tensor([2.0, 1.0, 1e-9]))
+    [2.0, 1.0]
+    """
+    return values[values > least * values.max()].tolist()
 
 
 def why(entry: "Entry", layer: int, head: int, query: int, key: int) -> dict[str, Any]:
