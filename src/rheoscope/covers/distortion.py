@@ -19,6 +19,7 @@ from rheoscope.space.chance import drawn_rows
 from rheoscope.space.cores import on_cores
 from rheoscope.space.decomposed import svdvals
 from rheoscope.space.head import Heads, by_every_head
+from rheoscope.space.layer_by_layer import layer_by_layer
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import centred
@@ -88,7 +89,7 @@ def distortion(
         found.append(kernel(read, nearest, turns, seed, some))
         if progress is not None:
             progress(len(found), trace.view.layers)
-    values = {name: torch.stack([one[name] for one in found]) for name in found[0]}
+    values = {name: layer_by_layer([one[name] for one in found], beyond=torch.nan) for name in found[0]}
     values |= together(values)
     values.pop("rsa_drawn", None)
     coords = {
@@ -176,7 +177,7 @@ def by_chance(
     drawn = torch.cat([kept(of, in_one([image.of(x) for image in single]), nearest) for x in clouds])
     found = {f"{name}_null": drawn[..., at].mean(0) for at, name in enumerate(COMPARED)}
     found |= {f"{name}_null_sd": drawn[..., at].std(0) for at, name in enumerate(COMPARED)}
-    ranks = [image.left.shape[-1] for image in seen]
+    ranks = [int(image.rank.median()) for image in seen]
     null = {rank: random_projections(cloud, of, rank, nearest, len(turns), seed) for rank in set(ranks)}
     found |= {f"{name}_projection": torch.stack([null[r][at] for r in ranks]) for at, name in enumerate(COMPARED)}
     return found | {"rsa_drawn": drawn[..., COMPARED.index("rsa")]}
