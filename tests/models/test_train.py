@@ -30,6 +30,7 @@ from tests.models.runs import (
     translator,
     weights,
 )  # fmt: skip
+from tests.processes import UNCOMPILED
 
 ROOT = Path(__file__).parents[2]
 KINDS = {
@@ -81,10 +82,9 @@ def test_a_run_killed_again_and_again(whole: dict[str, Path], tmp_path: Path) ->
     assert said == [f"going on with {tmp_path} at step {step} of 9" for step in (2, 2, 4, 4, 8)]
 
 
-FORKS = """
+FORKS = UNCOMPILED + """
 import os, random, signal, sys, time
 from pathlib import Path
-import torch._dynamo  # the first step would import it, in each process
 from tests.models.runs import run, small
 out, draw = Path(sys.argv[1]), random.Random(1)
 recipe = small(steps=14, evaluate_every=1, optimiser="muon")
