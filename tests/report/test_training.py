@@ -148,12 +148,15 @@ def words(out: str, *more: str) -> list[str]:
     return ["tiny", "--data", "a.txt", "--out", out, "--device", "cpu", "--set", *SMALL, *more]
 
 
-WITH_CTRL_C = UNCOMPILED + """
+WITH_CTRL_C = (
+    UNCOMPILED
+    + """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from rheoscope.cli import main
 main()
 """
+)
 """The command in the foreground. A child of a background job is born deaf to Ctrl-C, as nohup wants it, and stays so."""
 
 
