@@ -87,7 +87,7 @@ def test_the_spread_of_the_null_is_that_of_all_permutations() -> None:
     every = [float(ranked(a) @ ranked(b[list(order)][:, list(order)])) for order in permutations(range(6))]
     assert np.mean(every) == pytest.approx(0, abs=1e-12)
     pairs = every_pair(torch.stack([a, b]), None)
-    one, other = pairs.pulls(pairs.ranks(torch.stack([a, b])), 6).split(1)
+    one, other = pairs.pulls(pairs.ranks(pairs.of(torch.stack([a, b]))[None]), 6)[0].split(1)
     assert float(mantel(one, other, pairs.tokens[:1])) == pytest.approx(np.std(every))
 
 
@@ -129,6 +129,18 @@ def test_of_equally_near_tokens_the_earlier_is_nearer(seed: int) -> None:
         for i in range(15):
             wanted = sorted((j for j in range(15) if j != i), key=lambda j: (round(float(far[i, j]), 9), j))[:k]
             assert set(found[i].tolist()) == set(wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("n", [15, 300])
+def test_on_a_gpu_the_nearest_are_those_on_a_cpu(n: int, gaps: bool) -> None:
+    x = torch.randint(0, 3 if n == 15 else 99, (2, n, 2), generator=torch.Generator().manual_seed(n)).float()
+    far, there = torch.cdist(x, x), (torch.rand(2, n) < 0.8) if gaps else None
+    own = neighbours_of(far.cuda(), 5, None if there is None else there.cuda()).cpu()
+    due = neighbours_of(far.double(), 5, there)
+    rows = torch.ones(2, n, dtype=torch.bool) if there is None else there
+    assert torch.equal(own.sort(-1).values[rows], due.sort(-1).values[rows])
 
 
 def test_what_it_cannot_do_is_told() -> None:

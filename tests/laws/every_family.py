@@ -198,6 +198,11 @@ def test_embed_is_where_tokens_start(name: str) -> None:
 # Padding
 
 
+def scale(x: Tensor) -> float:
+    """What float32 rounds a sum of such numbers by is a multiple of the largest."""
+    return max(1.0, float(x.abs().max()))
+
+
 @pytest.mark.parametrize("name", PADDED)
 def test_a_padded_batch_gives_each_text_its_own_points(name: str) -> None:
     texts = [text(1, 7), text(2, LENGTH), text(3, 1), text(4, 12)]
@@ -208,9 +213,9 @@ def test_a_padded_batch_gives_each_text_its_own_points(name: str) -> None:
         alone = traced(name, seed=seed, n=len(ids))
         assert together.points.shape == alone.points.shape
         assert together.ids.tolist() == ids.tolist()
-        assert gap(together.points, alone.points) <= 2e-5
+        assert gap(together.points, alone.points) <= 1e-5 * scale(alone.points)
         assert gap(together.weights(1, 2), alone.weights(1, 2)) <= 1e-5
-        assert gap(together.displacements(1), alone.displacements(1)) <= 1e-5
+        assert gap(together.displacements(1), alone.displacements(1)) <= 1e-5 * scale(alone.points)
         if asked:
             assert gap(together.logits, alone.logits) <= 1e-4
 

@@ -99,5 +99,5 @@ def test_classes_of_many_numbers_correlate_as_the_numbers_do() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [900, 50000])
 def test_ranks_on_a_gpu_are_those_on_a_cpu(n: int) -> None:
-    x, y = random(0, 3, n).abs().float(), random(1, 3, n).abs().float()
+    x, y = random(0, 3, n).abs().float().cpu(), random(1, 3, n).abs().float().cpu()
     assert torch.allclose(spearman(x.cuda(), x.cuda() + y.cuda()).cpu().double(), spearman(x, x + y), atol=1e-5)

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import numbers_in_cache
+from rheoscope.attention.lower.kernels.offer import TRITON
 from rheoscope.flow.cloud import clouds, placed, points_of
 from rheoscope.flow.token_pairs import drawn_pairs, every_pair, sampling_error
 from rheoscope.shapes import RheoscopeError
@@ -22,6 +24,9 @@ from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
+
+LONGEST, FEW = 16384, 16
+"""Tokens of a row, and nearest ones of it, up to which a GPU finds these in one pass."""
 
 
 @torch.no_grad()
@@ -106,15 +111,16 @@ def kernel(
     seed: int,
 ) -> dict[str, Tensor]:
     """Every cloud of every text, seen from its mean, against the first and against those `strides` before it."""
-    chosen, ranks, near, rows = None, [], [], []
+    chosen, apart, near = None, [], []
     for x in clouds:
         far = distances(inner(x))
         chosen = chosen or (every_pair(far, there) if pairs is None else drawn_pairs(far, there, pairs, seed))
-        ranks.append(chosen.ranks(far))
-        rows.append(chosen.pulls(ranks[-1], far.shape[-1]))
+        apart.append(chosen.of(far))
         near.append(neighbours_of(far, nearest, there))
     assert chosen is not None, "every text has a first cloud"
-    rank, close, row = torch.stack(ranks), torch.stack(near), torch.stack(rows)
+    some = max(1, numbers_in_cache(apart[0].device) // apart[0].numel())  # a GPU waits for each thing that it is asked
+    rank = torch.cat([chosen.ranks(torch.stack(apart[low : low + some])) for low in range(0, len(apart), some)])
+    close, row = torch.stack(near), chosen.pulls(rank, near[0].shape[-2])
     table = rank.new_full((3, 1 + len(strides), len(rank), rank.shape[1]), float("nan"))
     for column, back in enumerate([0, *strides]):
         now, was = (slice(None), slice(1)) if not back else (slice(back, None), slice(None, max(0, len(rank) - back)))
@@ -161,6 +167,10 @@ def mantel(a: Float[Tensor, "*p b 2"], b: Float[Tensor, "*#p b 2"], n: Float[Ten
 
 def neighbours_of(d: Float[Tensor, "*b n n"], k: int, there: There = None) -> Int[Tensor, "*b n k"]:
     """The k nearest other tokens of each; of equally near ones the earlier."""
+    if TRITON and d.is_cuda and d.ndim == 3 and d.dtype == torch.float32 and d.shape[-1] <= LONGEST and k <= FEW:
+        from rheoscope.flow.kernels.nearest import nearest  # Triton, which not every machine has
+
+        return nearest(d, k, there)
     far = kept(d, there, torch.inf) + torch.diag(d.new_full(d.shape[-1:], torch.inf))
     near = far.topk(k + 1, largest=False)
     tied = near.values[..., k] == near.values[..., k - 1]  # which of those at the border belong to the nearest?

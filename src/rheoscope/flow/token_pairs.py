@@ -24,16 +24,22 @@ class Pairs:
     usable: Bool[Tensor, "b pairs"] | None = None
     of_all: Float[Tensor, " b"] | None = None
 
-    def ranks(self, far: Float[Tensor, "b n n"]) -> Float[Tensor, "b pairs"]:
-        """Of the distances of these pairs, centred and of length 1: inner products of two are Spearman's correlation."""
-        return unit_ranks(far.flatten(1).gather(1, self.i * far.shape[-1] + self.j), self.usable)
+    def of(self, far: Float[Tensor, "b n n"]) -> Float[Tensor, "b pairs"]:
+        """The distances of these pairs."""
+        return far.flatten(1).gather(1, self.i * far.shape[-1] + self.j)
 
-    def pulls(self, rank: Float[Tensor, "b pairs"], n: int) -> Float[Tensor, "b 2"]:
+    def ranks(self, apart: Float[Tensor, "p b pairs"]) -> Float[Tensor, "p b pairs"]:
+        """Of distances of these pairs, centred and of length 1: inner products of two are Spearman's correlation."""
+        return unit_ranks(apart, None if self.usable is None else self.usable.expand(apart.shape))
+
+    def pulls(self, rank: Float[Tensor, "p b pairs"], n: int) -> Float[Tensor, "p b 2"]:
         """Σ_{i≠j} a_ij² and Σ a_ij a_il over distinct i, j, l of the table of these ranks: all that Mantel's null needs.
 
         From pairs drawn at random the second is estimated without bias: that of a pair with itself is taken away.
         """
-        rows = rank.new_zeros(len(rank), n).scatter_add_(1, self.i, rank).scatter_add_(1, self.j, rank)
+        rows = rank.new_zeros(*rank.shape[:-1], n)
+        for end in (self.i, self.j):
+            rows.scatter_add_(-1, end.expand(rank.shape), rank)
         squares = 2 * rank.square().sum(-1)
         apart = rows.square().sum(-1) - squares
         return torch.stack([squares, apart if self.of_all is None else self.of_all.to(rank) * apart - squares], -1)

@@ -220,7 +220,8 @@ def whole_steps(
 ) -> Float[Tensor, "layer *b n d"]:
     """What the attention of each layer does to the tokens as a whole."""
     if moved is not None:
-        return moved[..., [trace.where[layer] for layer in layers], :].movedim(-2, 0)
+        each = moved.shape[-2] // trace.view.layers  # steps of a layer; a slice copies nothing
+        return moved[..., trace.where[layers[0]] :: each, :].movedim(-2, 0)[: len(layers)]
     ends = [(trace.middle[layer], trace.where[layer]) for layer in layers]
     return torch.stack([exact(points[..., end, :, :]) - exact(points[..., start, :, :]) for end, start in ends])
 

@@ -267,9 +267,10 @@ def whole_numbers(text: Any) -> Int[Tensor, " n"]:
 
 
 def room(description: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
-    """Where the points of a batch will stand, in float32 or better; each text's after each other."""
+    """Where the points of a batch will stand, in float32 or better: the clouds of all texts after one step side by side, as
+    the model makes them and as kernels read them."""
     width, dtype = description.blocks[0].W_O.shape[-1], description.blocks[0].W_O.dtype
-    return torch.empty(len(ids), len(taps(description)), ids.shape[1], width, device=ids.device, dtype=dtype)
+    return torch.empty(len(taps(description)), *ids.shape, width, device=ids.device, dtype=dtype).transpose(0, 1)
 
 
 def traced(
