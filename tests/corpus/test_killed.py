@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas, pyarrow.compute, pyarrow.parquet
 import torch
 torch.set_num_threads(1)
-from rheoscope.corpus import driving, rows
+from rheoscope.corpus import driving
 from rheoscope.corpus.shards import code_version, done
 from tests.corpus.cases import content, job
 
@@ -39,16 +39,18 @@ def forked(folder, dies_at=None):
     if pid:
         return pid
     if dies_at is not None:
-        calls, sync = iter(range(10**6)), rows.sync
-        def dying(path):
+        calls, sync = iter(range(10**6)), os.fsync
+        def dying(file):
             if next(calls) == dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            sync(path)
-        rows.sync = dying
+            sync(file)
+        os.fsync = dying
     code = 1
     try:
         driving.drive(asked, folder)
         code = 0
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
     finally:
         os._exit(code)
 
@@ -62,7 +64,8 @@ assert len(done(root / "whole")) >= 4, done(root / "whole")
 for moment in range(moments):
     folder = root / f"run{moment}"
     if moment % 2:
-        status = ended(forked(folder, dies_at=draw.randrange(len(whole))))
+        dies_at = moment // 2 if moment < 8 else draw.randrange(4, 2 * len(whole) - 2)
+        status = ended(forked(folder, dies_at))
     else:
         pid = forked(folder)
         time.sleep(draw.uniform(0, takes))

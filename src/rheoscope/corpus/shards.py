@@ -72,7 +72,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Inside, nobody else works on the folder. The lock is the kernel's, so it ends with the process, however that ends."""
     check_directory(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / MANIFEST).exists() and any(not one.name.startswith(".") for one in folder.iterdir()):
+    foreign = [one for one in folder.iterdir() if not one.name.startswith(".") and one.name != PLAN]
+    if foreign and not (folder / MANIFEST).exists():  # the plan is written before the manifest
         raise RheoscopeError(f"{folder} is there and holds no corpus run; type another --out")
     with (folder / LOCK).open("a+", encoding="utf-8") as file:
         try:
