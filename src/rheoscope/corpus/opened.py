@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.catalogue import analysis
+from rheoscope.catalogue import TABLE, analysis
 from rheoscope.corpus.merging import SUMMARY, Every, Kept, merge, read
 from rheoscope.corpus.query import Database, connected
 from rheoscope.corpus.rows import parquet
@@ -43,8 +43,8 @@ class Corpus:
         """What is kept of every field, of all shards that are done."""
         file = self.folder / SUMMARY
         if file.exists() and int(parquet().read_schema(file).metadata[b"shards"]) == len(done(self.folder)):
-            return read(file)
-        return merge(self.folder, self.manifest.job.top)
+            return _in_order(read(file))
+        return _in_order(merge(self.folder, self.manifest.job.top))
 
     @property
     def analyses(self) -> list[str]:
@@ -89,6 +89,13 @@ class Corpus:
         """Some texts by their ids: where they come from, and their words."""
         listed = ", ".join(map(str, ids)) or "-1"
         return self.sql(f"SELECT * FROM texts WHERE text IN ({listed})").df()
+
+
+def _in_order(every: Every) -> Every:
+    """The same, as the analyses declare their fields."""
+    names = [name for name in TABLE if any(of == name for of, _ in every)]
+    order = [(name, field) for name in names for field in analysis(name).fields]
+    return {key: every[key] for key in order if key in every}
 
 
 def open_corpus(path: str | Path) -> Corpus:
