@@ -1,10 +1,10 @@
 """A corpus run beside the bare forward of the same texts: tokens a second, memory, and twice the texts.
 
-    python benchmarks/corpus.py                   GPT-2-medium shape, bfloat16, texts of 1024 tokens on a GPU; GPT-2-small, float32 else
+    python benchmarks/corpus.py                   GPT-2-medium shape, bfloat16, 1024 tokens a text on a GPU; GPT-2-small, float32, 256 else
     python benchmarks/corpus.py --quick           fewer texts
     python benchmarks/corpus.py --smallest        a tiny model on any machine, nothing is stored
 
-Random weights, random words, 16 texts at once. After every shard (read, tokenised, computed, summarised, committed to disk) the bare sdpa
+Random weights, random words; 16 texts at once on a GPU, 2 else. After every shard (read, tokenised, computed, summarised, committed to disk) the bare sdpa
 forward of Hugging Face reads as many tokens; ratios are of medians over shards, the first one thrown away. On a CPU seconds are those
 of the processor, so that others on the machine do not count. The standard set is trajectory, readout of the last token, statistics of
 all weights, mean cosine and participation ratio. `memory` is the peak of the process (of the GPU where there is one) after all shards
@@ -139,7 +139,7 @@ def main(words: Sequence[str] | None = None) -> None:
     asked = arguments(__doc__).parse_args(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape, dtype = (MEDIUM, torch.bfloat16) if device == "cuda" else (SMALL, torch.float32)
-    tokens, batch, shards, each = (1024, 16, 3 if asked.quick else 9, 256) if device == "cuda" else (1024, 1, 5, 2)
+    tokens, batch, shards, each = (1024, 16, 3 if asked.quick else 9, 256) if device == "cuda" else (256, 2, 5, 4)
     if asked.smallest:
         shape, dtype, tokens, batch, shards, each = TINY, torch.float32, 24, 4, 3, 4
     with tempfile.TemporaryDirectory() as where:
