@@ -31,20 +31,21 @@ from rheoscope.attention.lower.kernels.tiles import (
 )
 
 FORWARD = {
-    "half": [Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
+    "half": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
     "wide": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
     "single": [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)],
 }
 TO_KEYS = {
-    "half": [Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 2)],
+    "half": [Tiles(64, 64, 4, 3), Tiles(32, 64, 4, 2)],
     "wide": [Tiles(32, 64, 4, 2), Tiles(32, 32, 4, 2)],
     "single": [Tiles(32, 64, 4, 1), Tiles(16, 32, 4, 1)],
 }
 TO_QUERIES = {
-    "half": [Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2)],
+    "half": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
     "wide": [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2)],
     "single": [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)],
 }
+"""Tiles by the kind of rows, the fastest first (measured on an H200)."""
 FAR = tl.constexpr(-1e30)
 
 
