@@ -250,7 +250,7 @@ def test_what_changes_heads_by_itself_is_told_of_edited_heads_too(client: TestCl
     spectrum = client.get(f"/api/traces/{edited}/spectrum/0/0").json()
     assert spectrum["symmetry"] == pytest.approx(1.0, abs=1e-5)
     want = trace.view.head(0, 0).M.singular_values()
-    np.testing.assert_allclose(spectrum["M"], want.detach(), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(spectrum["M"], want[:8].detach(), rtol=1e-3, atol=1e-6)  # ½(M + Mᵀ) has twice the rank
 
 
 def test_an_untrained_model_is_another(client: TestClient, trace: str) -> None:

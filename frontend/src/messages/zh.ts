@@ -164,7 +164,7 @@ export const zh: Messages = {
   images: '该头如何看这些词元',
   images_about: '该层所读的云（E）及其像 x̂M、x̂Mᵀ、x̂F，各用自己分布最广的两个方向（并注明方差份额），并转到与 E 相合。巨大词元不计。',
   images_before: '这些是编辑之前的像。',
-  images_difference: '圆圈是词元在编辑之前的位置，坐标轴相同；线引向它们现在的位置。',
+  images_difference: '圆圈是词元在编辑之前的位置，取当时最宽的两个方向，并转到与现在最接近；线引向它们现在的位置。',
   image_E: 'E',
   image_query: '查询',
   image_key: '键',
