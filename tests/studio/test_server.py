@@ -221,7 +221,9 @@ def test_an_edit_is_shown_as_the_library_has_it(client: TestClient, trace: str) 
     assert client.get(f"/api/traces/{edited}").json()["edits"] == [edit | {"value": None}]
     assert arrays(client, f"/api/traces/{edited}/weights/1/2")[0]["edited"]
     lens = client.get(f"/api/traces/{edited}/token/3").json()
-    assert "edit" in [one["component"] for one in lens["written"]]
+    logits = under(small(), [Edit(1, 2, "symmetric")]).run(TEXT)[3].detach()
+    wrote = sum(one["logits"] for one in lens["written"]) + lens["rest"]
+    assert wrote == pytest.approx(float(logits.max() - logits.mean()), abs=1e-4)
 
 
 def test_what_runs_the_model_again_runs_the_edited_one(client: TestClient, trace: str) -> None:

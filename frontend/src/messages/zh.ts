@@ -1119,7 +1119,7 @@ export const zhSaid: Record<string, string> = {
   "one Trace is asked about, got {0}; type model.trace(text)": "须就一个 Trace 提问，得到 {0}；请输入 model.trace(text)",
   "one layer, one time and one iteration or more, got layers={0}, times={1}, iterations={2}; type layers=[0], times=8, iterations=20": "层、时刻与迭代都不少于一，得到 layers={0}, times={1}, iterations={2}；请输入 layers=[0], times=8, iterations=20",
   "one text is a string or a list of whole numbers, got {0}; type a string or [1, 2, 3]": "一段文本是字符串或整数列表，得到 {0}；请输入字符串或 [1, 2, 3]",
-  "F of a head is edited in this layer, and the norm after its attention keeps the scale that it had before, so no operators say what the heads write now; edit M instead, or look at another layer": "该层某个头的 F 已被编辑，而其注意力之后的归一化保持编辑前的尺度，因此没有算子能说明各头现在写入什么；请改为编辑 M，或看其他层",
+  "F of a head is edited in this layer, and the norm after its attention is held at the scale that it has for this text, so there is no derivative through it; edit M instead, or ask the text without edits": "该层某个头的 F 已被编辑，而其注意力之后的归一化固定在它对此文本的尺度上，因此没有穿过它的导数；请改为编辑 M，或对没有编辑的文本提问",
   "a head is silenced in this layer, and weights here do not add up to 1, so no operators give its mean; look at another layer": "该层有一个头被静默，而这里的权重之和不为 1，因此没有算子给出它的均值；请看其他层",
   "an edited head is centred by the mean of a text; type model.trace(text).view": "被编辑的头以文本的均值为中心；请输入 model.trace(text).view",
   "points, runs and operators of the edited model; the mean of the text that edits are centred by is held": "点、运行与算子都取自编辑后的模型；编辑所居中的文本均值保持不变",
