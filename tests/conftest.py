@@ -86,9 +86,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """The package is first imported here, and not in a process that only hands out tests to its workers."""
     if not is_xdist_controller(session):
-        from tests import checking
+        from tests import checking, shipped
 
         checking.install()
+        shipped.install()
         from rheoscope.space.weights import settle_half_precision
 
         settle_half_precision()  # before any number that a later one must equal

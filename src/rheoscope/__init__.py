@@ -3,6 +3,7 @@
 load                                  a Transformer as operators on one space E: model.view, model.trace(text)
 analyses                              every analysis: its name, its question, what it needs
 verdicts                              seven questions to a text in a model: yes, no or cannot tell, each beside its null
+open_corpus                           a run over a whole corpus (rheoscope corpus run) as xarray and DuckDB
 over_texts                            any analysis over several texts: means, intervals, one null
 plot, show, table                     what an analysis found: a figure for papers, alive in a notebook (a text too), as tidy tables
 save_report                           a text in a model as one self-contained page
@@ -41,6 +42,7 @@ _HOME = {
     "mechanism": "rheoscope.attention.zoo",
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
+    "open_corpus": "rheoscope.corpus.opened",
     "over_texts": "rheoscope.space.over_texts",
     "path_weights": "rheoscope.covers.composition",
     "plot": "rheoscope.report.drawing",
@@ -65,7 +67,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        return version("rheoscope")
+        globals()[name] = version("rheoscope")  # read from a file: once
+        return globals()[name]
     if name == "__all__":
         return __dir__()
     homes = TABLE | _HOME

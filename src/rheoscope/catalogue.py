@@ -35,6 +35,7 @@ TABLE: dict[str, str] = {
     "composition": "rheoscope.covers.composition",
     "relation_swap": "rheoscope.covers.relation_swap",
     "head_types": "rheoscope.covers.head_types",
+    "head_statistics": "rheoscope.covers.head_statistics",
     "score_attribution": "rheoscope.covers.score_attribution",
     "prefix_stability": "rheoscope.covers.prefix_stability",
     "rollout": "rheoscope.covers.rollout",

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rheoscope.corpus.command import corpus
 from rheoscope.report.bench import bench
 from rheoscope.report.console import show_anyhow
 from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, First, Html, Json, ModelName, Text, Window
@@ -59,9 +60,6 @@ def attention(
         theorems.show(json)
     else:
         mechanisms.show(out, json, tokens, explain)
-
-
-Draws = Annotated[int, typer.Option(min=2, max=10_000, help="Random heads that each head is compared with.")]
 
 
 @app.command("flow")
@@ -160,7 +158,7 @@ def operators_command(
 def covers_command(
     text: Text = None,
     file: File = None,
-    draws: Draws = 40,
+    draws: Annotated[int, typer.Option(min=2, max=10_000, help="Random heads beside each head.")] = 40,
     untrained: Annotated[
         bool, typer.Option("--untrained/--no-untrained", help="Beside it the same architecture at initial weights.")
     ] = True,
@@ -332,7 +330,7 @@ def asked(arguments: list[str]) -> list[str]:
     >>> asked(["The keys to the cabinet are", "--explain"])
     ['flow', 'The keys to the cabinet are', '--explain']
     """
-    known = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    known = ["corpus", *(one.name or getattr(one.callback, "__name__", "") for one in app.registered_commands)]
     first = next((word for word in arguments if word in ("-", "--") or not word.startswith("-")), None)
     if first is None or first in known or (first != "--" and get_close_matches(first, known, cutoff=0.75)):
         return arguments
@@ -425,6 +423,7 @@ def dynamics_command(
 
 app.command("bench")(bench)
 app.command("studio")(studio)
+app.add_typer(corpus, name="corpus")
 
 
 def main() -> None:

@@ -255,14 +255,13 @@ def analytic_scores(block: Heads, x: Tensor) -> Tensor:
     beta_k, c = side(block, x, block.W_K, block.b_K, block.k_norm)
     found = x.new_zeros(block.count, n, n)
     position, width = block.mechanism.position, block.W_Q.shape[-1]
+    query_side = hat @ block.norm.fold(gained(block.W_Q, block.q_norm))
+    key_side = hat @ block.norm.fold(gained(block.W_K, block.k_norm))
+    key_side = key_side.repeat_interleave(block.count // len(block.W_K), 0)
     for offset in range(1 - n, n):
         turn = torch.eye(width, dtype=x.dtype, device=x.device)
         if isinstance(position, Turned):
             turn = position.rotation(offset, width, x)
-        key_side = (hat @ block.norm.fold(gained(block.W_K, block.k_norm))).repeat_interleave(
-            block.count // len(block.W_K), 0
-        )
-        query_side = hat @ block.norm.fold(gained(block.W_Q, block.q_norm))
         s = M(offset).form(hat, hat)
         s = s + block.scale * (
             query_side @ turn @ beta_k[..., None]

@@ -385,11 +385,12 @@ CLUSTERS = Analysis(
             ("point",),
             "gathers: fewer clusters of types than in the embedding; separates: more; keeps: as many",
         ),
-        "type_label": Field(("point", "type"), "which cluster a type is in, named by its first type"),
-        "label": Field(("point", "token"), "which cluster a token is in, named by its first token"),
+        "type_label": Field(("point", "type"), "which cluster a type is in, named by its first type", names=True),
+        "label": Field(("point", "token"), "which cluster a token is in, named by its first token", names=True),
         "lineage": Field(
             ("point", "token"),
             "the same with names that last: a cluster keeps the name of the earlier one that it shares most tokens with",
+            names=True,
         ),
         "ari": Field(
             ("step",), "adjusted Rand index of the clusters before and after a step: 1 the same, about 0 unrelated"

@@ -102,9 +102,11 @@ DENSITY_CLUSTERS = Analysis(
         ),
         "cluster_count_null": Field(("point",), "the same with every coordinate shuffled among the tokens", basis=True),
         "noise": Field(("point",), "share of tokens that belong to no cluster"),
-        "label": Field(("point", "token"), "which cluster a token is in; −1: none"),
+        "label": Field(("point", "token"), "which cluster a token is in; −1: none", names=True),
         "type_label": Field(
-            ("point", "type"), "which cluster a type is in, one point each, the mean of its occurrences; −1: none"
+            ("point", "type"),
+            "which cluster a type is in, one point each, the mean of its occurrences; −1: none",
+            names=True,
         ),
     },
 )

@@ -128,6 +128,7 @@ FRAMES = Analysis(
         "label": Field(
             ("frame", "token"),
             "which cluster a token is in at this frame, named by its first token: chains of steps below the angle",
+            names=True,
         ),
         "explained": Field(
             ("frame",),

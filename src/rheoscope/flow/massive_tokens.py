@@ -118,6 +118,7 @@ MASSIVE_TOKENS = Analysis(
             ("token", "k"),
             "the coordinates of E that hold most of the token where it is largest, most first",
             basis=True,
+            names=True,
         ),
         "coordinate_share": Field(
             ("token", "k"),

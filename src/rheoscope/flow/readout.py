@@ -235,7 +235,7 @@ READOUT = Analysis(
         "kl": Field(
             ("point",), "KL divergence from what the last step predicts to what this step predicts", unit="nats"
         ),
-        "top_tokens": Field(("point", "k"), "ids of the likeliest tokens at this step"),
+        "top_tokens": Field(("point", "k"), "ids of the likeliest tokens at this step", names=True),
         "top_probabilities": Field(("point", "k"), "probabilities of the likeliest tokens at this step, falling"),
         "largest_elsewhere": Field(
             ("elsewhere",), "log probability of what an earlier place finds likeliest, at its last step", unit="nats"
@@ -257,6 +257,7 @@ READOUT = Analysis(
         "likeliest": Field(
             ("end", "token"),
             "id of the token that each of the last places finds likeliest to come next, after the embedding and after every layer",
+            names=True,
         ),
         "likeliest_probability": Field(("end", "token"), "its probability"),
         "attribution": Field(

@@ -29,7 +29,8 @@ class Field:
     answer that holds what chance would give, `null_sd` the one that holds how far that spreads.
 
     `basis`: it depends on the coordinates that E is written in. `gauge`: it depends on the coordinates of a head, which the
-    model itself cannot see, and stands beside a field that does not.
+    model itself cannot see, and stands beside a field that does not. `names`: its whole numbers name things (ids, clusters), so that
+    a mean of them says nothing.
     """
 
     dims: tuple[str, ...]
@@ -39,6 +40,7 @@ class Field:
     null_sd: str = ""
     basis: bool = False
     gauge: bool = False
+    names: bool = False
 
     def attributes(self) -> dict[str, str]:
         """What the array carries with it, as far as there is something to say."""

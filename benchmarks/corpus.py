@@ -1,0 +1,162 @@
+"""A corpus run beside the bare forward of the same texts: tokens a second, memory, and twice the texts.
+
+    python benchmarks/corpus.py                   GPT-2-medium shape, bfloat16, 1024 tokens a text on a GPU; GPT-2-small, float32, 256 else
+    python benchmarks/corpus.py --quick           fewer texts
+    python benchmarks/corpus.py --smallest        a tiny model on any machine, nothing is stored
+
+Random weights, random words; 16 texts at once on a GPU, 2 else. After every shard (read, tokenised, computed, summarised, committed to disk) the bare sdpa
+forward of Hugging Face reads as many tokens; ratios are of medians over shards, the first one thrown away. On a CPU seconds are those
+of the processor, so that others on the machine do not count. The standard set is trajectory, readout of the last token, statistics of
+all weights, mean cosine and participation ratio. `memory` is the peak of the process (of the GPU where there is one) after all shards
+over that after the first two.
+"""
+
+import resource
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from timing import arguments, keep
+
+from rheoscope.corpus.driving import Progress, drive
+from rheoscope.corpus.job import Job
+
+MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024}
+SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}
+TINY = {
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 8,
+    "n_positions": 32,
+    "vocab_size": 50,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+STANDARD: dict[str, dict[str, Any]] = {
+    "trajectory": {},
+    "readout": {},
+    "head_statistics": {},
+    "clusters": {"grain": "half"},
+}
+SETS = {"standard set": STANDARD, "with agreement on 64 queries": STANDARD | {"agreement": {"draws": 0, "queries": 64}}}
+BARS = {"cuda": {"standard set": 0.45, "with agreement on 64 queries": 0.25}, "cpu": {"standard set": 0.5}}
+
+
+def made(folder: Path, shape: dict[str, Any], dtype: torch.dtype, texts: int, tokens: int) -> tuple[Any, Path]:
+    """A model with a tokenizer of words in a folder, and a file of random texts, a line each; the bare network."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    bare = GPT2LMHeadModel(GPT2Config(**shape)).to(dtype).eval()
+    count = bare.config.vocab_size
+    words = Tokenizer(models.WordLevel({f"w{at}": at for at in range(count)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    bare.save_pretrained(folder / "model")
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder / "model")
+    ids = torch.randint(0, count, (texts, tokens), generator=torch.Generator().manual_seed(0)).tolist()
+    (folder / "texts.txt").write_text("".join(" ".join(f"w{one}" for one in text) + "\n" for text in ids))
+    return bare, folder / "texts.txt"
+
+
+def clock(device: str) -> float:
+    """Seconds: of the wall where a GPU computes, of the processor else."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak(device: str) -> int:
+    """Bytes at most held so far."""
+    return (
+        torch.cuda.max_memory_allocated()
+        if device == "cuda"
+        else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    )
+
+
+class Beside:
+    """Hears of every shard, and lets the bare network read as many tokens."""
+
+    def __init__(self, bare: Any, device: str, tokens: int, batch: int) -> None:
+        self.bare, self.device, self.ids = (
+            bare,
+            device,
+            torch.randint(0, bare.config.vocab_size, (batch, tokens), device=device),
+        )
+        self.own: list[float] = []
+        self.other: list[float] = []
+        self.peaks: list[int] = []
+        self.tokens: list[int] = []
+        self.forward()
+        self.began = clock(device)
+
+    @torch.no_grad()
+    def forward(self) -> None:
+        self.bare(input_ids=self.ids, use_cache=False)
+
+    def __call__(self, progress: Progress) -> None:
+        ended = clock(self.device)
+        self.own.append(ended - self.began)
+        self.tokens.append(progress.tokens - sum(self.tokens))
+        self.peaks.append(peak(self.device))
+        for _ in range(max(1, self.tokens[-1] // self.ids.numel())):
+            self.forward()
+        self.began = clock(self.device)
+        self.other.append(self.began - ended)
+
+
+def measured(folder: Path, name: str, bare: Any, job: Job, device: str, batch: int) -> dict[str, object]:
+    """One set of analyses over all texts."""
+    beside = Beside(bare, device, job.length, batch)
+    drive(job, folder / name.replace(" ", "_"), hear=beside)
+    rates = [t / s for t, s in zip(beside.tokens, beside.own, strict=True)][1:]
+    bares = [
+        max(1, t // beside.ids.numel()) * beside.ids.numel() / s
+        for t, s in zip(beside.tokens, beside.other, strict=True)
+    ][1:]
+    ratios = [own / bare for own, bare in zip(rates, bares, strict=True)]
+    bar, half = BARS[device].get(name, 0.0), (len(beside.own) - 1) // 2
+    row = {
+        "name": name, "tokens": sum(beside.tokens), "tokens a second": median(rates), "bare": median(bares), "ratio": median(ratios),
+        "bar": bar, "memory": beside.peaks[-1] / beside.peaks[1],
+        "twice the texts": sum(beside.own[1 : 1 + 2 * half]) / sum(beside.own[1 : 1 + half]),
+    }  # fmt: skip
+    print(
+        f"{name:30s} {row['tokens a second']:9,.0f} tokens/s, bare {row['bare']:9,.0f}: {row['ratio']:.2f}, bar {bar} "
+        f"{'met' if median(ratios) >= bar else 'MISSED'}; memory x {row['memory']:.2f}, twice the texts x {row['twice the texts']:.2f}",
+        flush=True,
+    )
+    return row
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    asked = arguments(__doc__).parse_args(words)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape, dtype = (MEDIUM, torch.bfloat16) if device == "cuda" else (SMALL, torch.float32)
+    tokens, batch, shards, each = (1024, 16, 3 if asked.quick else 9, 256) if device == "cuda" else (256, 2, 5, 4)
+    if asked.smallest:
+        shape, dtype, tokens, batch, shards, each = TINY, torch.float32, 24, 4, 3, 4
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where)
+        bare, texts = made(folder, shape, dtype, shards * each, tokens)
+        size = texts.stat().st_size // shards
+        job = Job(
+            (str(texts),), str(folder / "model"), length=tokens, batch=batch * tokens, shard=size, device=device,
+            dtype=str(dtype).removeprefix("torch."),
+        )  # fmt: skip
+        chosen = dict(list(SETS.items())[: 1 if device == "cpu" and not asked.smallest else 2])
+        rows = [
+            measured(folder, name, bare.to(device), Job(**vars(job) | {"analyses": which}), device, batch)
+            for name, which in chosen.items()
+        ]
+    keep("corpus", rows, smallest=asked.smallest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What the tests of a corpus share: a tiny model in a directory, texts in a file, a job, and a folder as bytes."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rheoscope.corpus.job import Job
+from rheoscope.models.checkpoint import save
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer
+from rheoscope.models.vocabulary import characters
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+ASKED: dict[str, dict[str, Any]] = {"trajectory": {"draws": 4}, "head_types": {}, "agreement": {"draws": 0}}
+
+
+def tiny_model(folder: Path) -> str:
+    """A model of two layers that reads letters, as a directory."""
+    torch.manual_seed(0)
+    config = Config(vocabulary=40, width=16, depth=2, heads=2, hidden=24, context=64)
+    save(Transformer(config), folder, tokenizer=characters([LETTERS], []))
+    return str(folder)
+
+
+def lines(count: int, seed: int = 0) -> list[str]:
+    """Texts of 12 to 60 letters."""
+    draw = random.Random(seed)
+    return ["".join(draw.choices(LETTERS[:-1], k=draw.randint(12, 60))) for _ in range(count)]
+
+
+def text_file(path: Path, texts: list[str]) -> str:
+    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return str(path)
+
+
+def job(model: str, texts: str, **more: Any) -> Job:
+    """Three analyses of short texts, in several shards and batches."""
+    usual = {"analyses": ASKED, "length": 32, "least": 12, "batch": 128, "shard": 500, "top": 3}
+    return Job(**{"texts": (texts,), "model": model} | usual | more)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a run but its lock."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != ".lock")
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}

@@ -1,0 +1,152 @@
+"""A run as xarray, SQL, examples, drift and a page; and the commands that show them."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rheoscope as rs
+from rheoscope.corpus.drift import drift
+from rheoscope.corpus.driving import drive
+from rheoscope.corpus.job import Job
+from rheoscope.shapes import RheoscopeError
+from tests.corpus.cases import LETTERS, job, lines, text_file, tiny_model
+from tests.test_cli import rheoscope
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path, Path]:
+    """A job, the folder of its run, and that of another corpus, which says one letter again and again."""
+    root = tmp_path_factory.mktemp("runs")
+    asked = job(
+        tiny_model(root / "model"),
+        text_file(root / "one.txt", lines(40)),
+        shard=10**6,
+        analyses={"head_types": {}, "trajectory": {}},
+    )
+    drive(asked, root / "one")
+    other = [text.translate({ord(letter): "e" for letter in LETTERS[5:26]}) for text in lines(40, seed=1)]
+    drive(replace(asked, texts=(text_file(root / "other.txt", other),)), root / "other")
+    return asked, root / "one", root / "other"
+
+
+def test_means_and_intervals_are_those_of_the_rows(runs: tuple[Job, Path, Path]) -> None:
+    corpus = rs.open_corpus(runs[1])
+    found, rows = corpus["head_types"], corpus.sql("SELECT * FROM head_types").df()
+    own = rows.groupby(["layer", "head"])["sink"]
+    np.testing.assert_allclose(found.sink.values.ravel(), own.mean(), rtol=1e-6)
+    np.testing.assert_allclose(found.sink_sd.values.ravel(), own.std(), rtol=1e-5)
+    half = (1.959964 * own.std() / np.sqrt(own.count())).to_numpy()
+    np.testing.assert_allclose((found.sink_high - found.sink_low).values.ravel(), 2 * half, rtol=1e-5)
+    middle = own.quantile(0.5).to_numpy()
+    np.testing.assert_allclose(found.sink_quantiles.sel(quantile=0.5).values.ravel(), middle, rtol=0.02)
+    assert found.sink.attrs["null"] == "sink_null"
+    assert list(corpus["trajectory"].step.values) == corpus.manifest.model["steps"][1:]
+
+
+def test_examples_are_the_largest_with_their_words(runs: tuple[Job, Path, Path]) -> None:
+    corpus = rs.open_corpus(runs[1])
+    found = corpus.examples("head_types", "local", layer=1, head=0)
+    every = corpus.sql(
+        "SELECT text, local FROM head_types WHERE layer = 1 AND head = 0 ORDER BY local DESC, text LIMIT 3"
+    ).df()
+    assert found["text"].tolist() == every["text"].tolist()
+    source = Path(runs[0].texts[0]).read_text().splitlines()
+    assert all(row.words in source[row.line - 1] for row in found.itertuples())
+    speed = corpus.examples("trajectory", "speed", least=True, step=0)
+    assert (speed["token"] < speed["tokens"]).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda corpus: corpus["energy"], "holds no energy; it has head_types, trajectory"),
+        (lambda corpus: corpus.examples("head_types", "sunk", layer=0, head=0), "holds no 'sunk' of head_types"),
+        (lambda corpus: corpus.examples("head_types", "sink", layer=0), "a number for every layer, head"),
+        (lambda corpus: corpus.sql("SELECT nothing FROM head_types"), "DuckDB says"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(runs: tuple[Job, Path, Path], wrong: object, said: str) -> None:
+    with pytest.raises(RheoscopeError, match=re.escape(said)):
+        wrong(rs.open_corpus(runs[1]))  # type: ignore[operator]
+
+
+def test_drift_is_found_between_corpora_and_not_within_one(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+    asked, one, other = runs
+    found = drift(rs.open_corpus(one), rs.open_corpus(other))["head_types"]
+    rows = [
+        rs.open_corpus(where).sql("SELECT * FROM head_types WHERE layer = 0 AND head = 1").df()["local"]
+        for where in (one, other)
+    ]
+    effect = (rows[1].mean() - rows[0].mean()) / np.sqrt((rows[0].var() + rows[1].var()) / 2)
+    np.testing.assert_allclose(found.local_effect.values[0, 1], effect, rtol=1e-5)
+    again = replace(asked, texts=(text_file(tmp_path / "again.txt", lines(40, seed=2)),))
+    drive(again, tmp_path / "again")
+    alike = drift(rs.open_corpus(one), rs.open_corpus(tmp_path / "again"))
+    shares = [
+        np.mean(
+            [float((data[key] <= 0.05).mean()) for data in both.values() for key in data if key.endswith("_q_value")]
+        )
+        for both in (drift(rs.open_corpus(one), rs.open_corpus(other)), alike)
+    ]
+    assert shares[0] > 0.3
+    assert shares[1] < 0.02
+
+
+def test_drift_needs_one_model(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+    drive(replace(runs[0], untrained=True, seed=5, analyses={"head_types": {}}), tmp_path / "untrained")
+    with pytest.raises(RheoscopeError, match="two corpora in one model"):
+        drift(rs.open_corpus(runs[1]), rs.open_corpus(tmp_path / "untrained"))
+
+
+def test_the_commands(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+    asked, one, other = runs
+    (tmp_path / "job.toml").write_text(
+        f'texts = "{asked.texts[0]}"\nmodel = "{asked.model}"\nlength = 40\n[analyses.head_types]\nreach = 4\n'
+    )
+    ran = rheoscope(
+        "corpus", "run", "--job", str(tmp_path / "job.toml"), "--length", "32", "--out", str(tmp_path / "run")
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"1 shards, \d+ texts, [\d,]+ tokens, \d+ rejects", ran.stdout)
+    assert not ran.stderr
+    held = rs.open_corpus(tmp_path / "run").manifest.job
+    assert (held.length, held.analyses) == (32, {"head_types": {"reach": 4}})
+    assert "1 of 1 shards" in rheoscope("corpus", "status", str(tmp_path / "run")).stdout
+    assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
+    assert "head_types.layer_head: text, layer, head" in rheoscope("corpus", "query", str(one)).stdout
+    asks = rheoscope(
+        "corpus", "query", str(one), "SELECT count(*) AS n FROM head_types", "--csv", str(tmp_path / "n.csv")
+    )
+    assert asks.returncode == 0
+    assert int((tmp_path / "n.csv").read_text().split()[1]) > 100
+    page = rheoscope("corpus", "report", str(one), "--beside", str(other), "--html", str(tmp_path / "page.html"))
+    assert page.returncode == 0, page.stderr
+    html = (tmp_path / "page.html").read_text()
+    assert all(
+        said in html
+        for said in ("Distributions: head_types", "Texts: head_types", "The largest drift", "95 % interval")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--texts", "no.txt", "--out", "run", "--analyses", "readout"], "there is no file no.txt"),
+        (["run", "--out", "run"], "no texts were named"),
+        (["run", "--texts", "a.txt", "--out", "run", "--set", "readout"], "expected ANALYSIS.SETTING=VALUE"),
+        (["run", "--job", "no.toml", "--out", "run"], "there is no file no.toml"),
+        (["status", "nowhere"], "holds no corpus run"),
+        (["report", "nowhere"], "holds no corpus run"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+    done = rheoscope("corpus", *words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,132 @@
+"""Ray: the same bytes by workers of two nodes, and whatever is killed on the way. One cluster of two raylets serves all of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rheoscope.corpus.driving import drive, resume
+from rheoscope.corpus.job import Job
+from rheoscope.corpus.shards import done
+from rheoscope.corpus.spread import spread
+from rheoscope.shapes import RheoscopeError
+from tests.corpus.cases import content, job, lines, text_file, tiny_model
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'rheoscope[corpus]'")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes with a slot each, and one more for who takes the place of the dead."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+        patch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
+        memory = {"object_store_memory": 80 * 2**20}
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False} | memory)
+        made.add_node(num_cpus=1, **memory)
+        ray.init(address=made.address, log_to_driver=False, logging_level="error")
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
+    """A job, and its run by one process that nothing disturbed."""
+    root = tmp_path_factory.mktemp("whole")
+    asked = job(tiny_model(root / "model"), text_file(root / "texts.txt", lines(60)), shard=200)
+    drive(asked, root / "run")
+    return asked, root / "run"
+
+
+def two(asked: Job, folder: Path) -> Any:
+    return spread(asked, folder, workers=2, threads=1)
+
+
+def workers() -> list[psutil.Process]:
+    """The processes of our actors; each is a child of the raylet of its node."""
+    return [one for one in psutil.Process().children(recursive=True) if _called(one).startswith("ray::Actor")]
+
+
+def _called(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
+    asked, folder = whole
+    raylets: set[int] = set()
+    drive(asked, tmp_path / "run", two, lambda progress: raylets.update(one.ppid() for one in workers()))
+    assert len(raylets) == 2
+    assert content(tmp_path / "run") == content(folder)
+    assert len(done(folder)) > 8
+
+
+def test_dead_workers_and_a_dead_node_are_survived(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
+    asked, folder = whole
+    killed: list[int] = []
+
+    def kill(progress: Any) -> None:
+        """Two workers, one after the other, and then a node with whoever is on it."""
+        if progress.done in (2, 4):
+            one = next(one for one in workers() if one.pid not in killed)
+            killed.append(one.pid)
+            one.send_signal(signal.SIGKILL)
+        elif progress.done == 6:
+            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+
+    drive(asked, tmp_path / "run", two, kill)
+    assert len(killed) == 2
+    assert not cluster.worker_nodes
+    assert content(tmp_path / "run") == content(folder)
+
+
+DRIVER = """
+import sys
+from functools import partial
+from pathlib import Path
+from rheoscope.corpus.driving import drive
+from rheoscope.corpus.spread import spread
+from tests.corpus.cases import job
+engine = partial(spread, workers=1, threads=1, address=sys.argv[4])
+drive(job(sys.argv[1], sys.argv[2], shard=200), Path(sys.argv[3]), engine)
+"""
+
+
+def test_a_dead_driver_leaves_a_folder_that_goes_on(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
+    asked, folder = whole
+    run = tmp_path / "run"
+    words = [sys.executable, "-c", DRIVER, str(asked.model), asked.texts[0], str(run), cluster.address]
+    driver = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(done(run)) < 2:
+        assert driver.poll() is None
+        time.sleep(0.05)
+    with pytest.raises(RheoscopeError, match="is being worked on by process"):
+        resume(run)
+    driver.kill()
+    driver.wait()
+    assert len(done(run)) < len(done(folder))
+    resume(run)
+    assert content(run) == content(folder)
+
+
+def test_a_model_that_no_worker_can_open_stops_the_run(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
+    asked, _ = whole
+    with pytest.raises(RheoscopeError, match="reads at most 64 tokens"):
+        drive(replace(asked, length=65), tmp_path / "run", partial(spread, workers=1, threads=1))

@@ -1,0 +1,93 @@
+"""Summaries merge exactly: any split, any order, through Parquet and back."""
+
+import random
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from rheoscope.corpus.cells import cells_of
+from rheoscope.corpus.summaries import BINS, Numbers, Summary, columns, edges, from_columns, merged, quantiles, summary
+from rheoscope.space.analysis import Field
+
+pa = pytest.importorskip("pyarrow")
+HEADS, TOKENS = Field(("layer", "head"), "of heads"), Field(("layer", "token"), "of tokens")
+VALUES = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, 1.0, float("nan")])
+
+
+def numbers(x: torch.Tensor, field: Field, ids: list[int]) -> Numbers:
+    found = cells_of(x, field).numbers(np.asarray(ids, np.int64))
+    assert found is not None
+    return found
+
+
+def same(one: Summary, other: Summary) -> bool:
+    pairs = [(getattr(one, part.name), getattr(other, part.name)) for part in fields(Summary)]
+    return all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes() if isinstance(a, np.ndarray) else a == b for a, b in pairs
+    )
+
+
+@given(st.data(), st.sampled_from([HEADS, TOKENS]), st.randoms(use_true_random=False))
+@settings(max_examples=30)
+def test_any_split_in_any_order_is_the_whole(data: st.DataObject, field: Field, draw: random.Random) -> None:
+    x = torch.from_numpy(
+        data.draw(arrays(np.float32, st.tuples(st.integers(1, 7), st.just(2), st.just(3)), elements=VALUES))
+    )
+    ids = list(range(10, 10 + len(x)))
+    whole = summary(numbers(x, field, ids), 2)
+    order = draw.sample(range(len(x)), len(x))
+    cut = sorted({0, len(x), data.draw(st.integers(0, len(x))), data.draw(st.integers(0, len(x)))})
+    groups = [order[low:high] for low, high in pairwise(cut)]
+    parts = [summary(numbers(x[some], field, [ids[at] for at in some]), 2) for some in groups]
+    assert same(merged(parts, 2), whole)
+    assert same(merged([merged(parts[:1], 2), *parts[1:]], 2), whole)
+    assert same(from_columns(pa.table(columns(whole))), whole)
+
+
+def test_it_says_what_numpy_says() -> None:
+    x = torch.randn(200, 2, 3, generator=torch.Generator().manual_seed(0))
+    x[3, 1, 2] = torch.nan
+    one = summary(numbers(x, HEADS, list(range(200))), 4)
+    flat = x.flatten(1).double().numpy()
+    mean, sd = one.moments()
+    np.testing.assert_allclose(mean, np.nanmean(flat, 0), rtol=1e-12)
+    np.testing.assert_allclose(sd, np.nanstd(flat, 0, ddof=1), rtol=1e-9)
+    assert one.missing.tolist() == [0, 0, 0, 0, 0, 1]
+    expected = np.nanquantile(flat, [0.25, 0.5, 0.9], axis=0, method="inverted_cdf").T
+    np.testing.assert_allclose(quantiles(one, [0.25, 0.5, 0.9]), expected, rtol=0.008)
+    best = np.argsort(-flat[:, 0], kind="stable")[:4]
+    assert one.most[one.most["cell"] == 0]["text"].tolist() == best.tolist()
+
+
+def test_numbers_of_tokens_are_averaged_in_a_text_and_counted_one_by_one() -> None:
+    x = torch.tensor([[[1.0, 3.0, torch.nan], [5.0, 5.0, 5.0]], [[2.0, 2.0, 2.0], [torch.nan] * 3]])
+    one = summary(numbers(x, TOKENS, [7, 8]), 1)
+    assert one.moments()[0].tolist() == [2.0, 5.0]
+    assert (one.items.tolist(), one.texts.tolist(), one.missing.tolist()) == ([5, 3], [2, 1], [0, 1])
+    assert one.most[["value", "text", "token"]].tolist() == [(3.0, 7, 1), (5.0, 7, 0)]
+    assert one.least[["value", "text", "token"]].tolist() == [(1.0, 7, 0), (5.0, 7, 0)]
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_a_number_lies_in_its_bin_and_the_bin_is_narrow(value: float) -> None:
+    one = summary(numbers(torch.tensor([[[value]]]), HEADS, [0]), 1)
+    low, high = edges(one.bins % BINS)
+    assert low[0] <= value <= high[0]
+    if 1e-30 < abs(value) < 1e30:
+        assert high[0] - low[0] <= 0.0079 * abs(value)
+
+
+def test_names_have_no_mean_and_truths_have_a_share() -> None:
+    ids = cells_of(torch.tensor([[5, 6]]), Field(("k",), "ids", names=True))
+    assert ids.numbers(np.arange(1)) is None
+    assert ids.value is not None
+    assert ids.value.tolist() == [[5, 6]]
+    assert summary(numbers(torch.tensor([[True], [False]]), Field(("k",), "is it"), [0, 1]), 1).moments()[
+        0
+    ].tolist() == [0.5]
