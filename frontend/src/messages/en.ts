@@ -148,7 +148,7 @@ export const en = {
   images: 'How the head sees the tokens',
   images_about: 'The cloud that the layer reads (E) and its images x̂M, x̂Mᵀ and x̂F, each on its own two widest directions with their share of variance, turned to lie as E does. Massive tokens are left out.',
   images_before: 'They are those before the edits.',
-  images_difference: 'Rings are where tokens lay before the edits, on the same axes; lines lead to where they lie now.',
+  images_difference: 'Rings are where tokens lay before the edits, on the two widest directions of then, turned to lie as they do now; lines lead to where they are now.',
   image_E: 'E',
   image_query: 'query',
   image_key: 'key',

@@ -1,8 +1,9 @@
 """Is attention a gradient flow? The energy of every head, how far it climbs it, and what stands between it and a gradient."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -100,8 +101,7 @@ def of_weights(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
     form: Tensor | None = None
     each = sum(x.numel() for x in (view.blocks[0].W_Q, view.blocks[0].W_K, view.blocks[0].W_V, view.blocks[0].W_O))
     some = max(1, numbers_at_once(view.blocks[0].W_Q.device) // each)
-    for low in range(0, view.layers, some):
-        part = view.blocks[low : low + some]
+    for part in alike(view.blocks, some):
         Ms, Fs = [heads.M().exact() for heads in part], [heads.F().exact() for heads in part]
         found = alignments(side_by_side(Ms), side_by_side(Fs), sum(len(heads.W_K) for heads in part))
         rows.append({name: x.unflatten(0, (len(part), -1)) for name, x in found.items()})
@@ -111,6 +111,13 @@ def of_weights(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
                 landscapes.append(turned_from(before, [form])[0])
     landscapes.append(torch.full_like(rows[0]["symmetry"][0, 0], float("nan")))
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]} | {"landscape": torch.stack(landscapes)}
+
+
+def alike(blocks: Sequence[Heads], most: int) -> Iterator[list[Heads]]:
+    """Layers that follow each other and have heads of one shape, at most so many together."""
+    for _, same in groupby(blocks, key=lambda heads: (heads.W_Q.shape, heads.W_K.shape, heads.W_V.shape)):
+        part = list(same)
+        yield from (part[low : low + most] for low in range(0, len(part), most))
 
 
 def side_by_side(of: list[Factored]) -> Factored:

@@ -23,7 +23,7 @@ from rheoscope.space.share import exact
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
-from rheoscope.studio.edited_heads import Change, OfText, centred, edited_heads, unread, why_unread
+from rheoscope.studio.edited_heads import Change, OfText, centred, edited_heads, held, unread, why_unread
 from rheoscope.studio.edits import Edit, changes, checked
 
 Further = Callable[[Tensor, Tensor, Tensor, Tensor, Mechanism, Tensor], tuple[Tensor, Tensor | None]]
@@ -83,8 +83,10 @@ class Edited(Running):
             own, change = view.blocks[layer], self.change[layer]
             mean = own.norm.hat(exact(x))[0, kept].mean(0)
             text = OfText(mean, None if outputs is None else outputs[layer], len(row) - 1)
-            found[layer] = centred(own, self.view.blocks[layer], change, text)
-            return rewritten(own, [found[layer]], change, None, x, *rest)
+            heads = centred(own, self.view.blocks[layer], change, text)
+            new, beside = rewritten(own, [heads], change, None, x, *rest)
+            found[layer] = held(own, heads, new[0])
+            return new, beside
 
         self.own.trace(row, edit={layer: Rewrite(partial(look, layer)) for layer in self.change})
         return found
@@ -119,8 +121,19 @@ class Edited(Running):
         found = self.own.trace(batch, logits, self.under(ids, edit), hooks)
         parts = {one.name: getattr(found, one.name) for one in fields(found) if one.init}
         views = tuple(map(self.seen, ids))
+        if edit is None and hooks is None:
+            self._put_midpoints(found, views)
         traces = EditedTraces(**parts | {"view": self.view}, views=views)
         return traces if many else traces[0]
+
+    @torch.no_grad()
+    def _put_midpoints(self, traces: Traces, views: Sequence[View]) -> None:
+        """The point after attention of a parallel block, which the model never reads, with what further values write there."""
+        for layer, change in self.change.items():
+            at = traces.middle[layer]
+            if change.contents and traces.steps[at] in traces.not_read:
+                for trace, view in zip(traces, views, strict=True):
+                    trace.points[at] = trace.read_by(layer) + view.blocks[layer].added(exact(trace.read_by(layer)))
 
     def run(self, text: Text, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
         return self.own.run(text, self.under([self.ids(text)], edit), hooks)
@@ -227,5 +240,5 @@ def written(own: Heads, heads: Heads, out: Float[Tensor, "b h n wide"]) -> Float
     moved = (out[..., e:] @ heads.W_O[:, e:]).sum(1)
     if own.after is None:
         return moved
-    total = (out[..., :e] @ heads.W_O[:, :e]).sum(1)
+    total = (out[..., :e] @ own.W_O).sum(1)
     return moved * own.after.scale(total if own.b_O is None else total + own.b_O)

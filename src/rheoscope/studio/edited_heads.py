@@ -97,6 +97,26 @@ class Leading(Norm):
         return super().scale(x[..., : self.width])
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Held(Norm):
+    """A norm after attention at the scale `c` that it has for the tokens of one text; that is known at the text's points alone."""
+
+    c: Float[Tensor, "n 1"] | None = None
+
+    def normed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        """What the model's own norm is here."""
+        if x.requires_grad:
+            raise RheoscopeError(
+                "F of a head is edited in this layer, and the norm after its attention is held at the scale that it has for this "
+                "text, so there is no derivative through it; edit M instead, or ask the text without edits"
+            )
+        return x * self.scale(x) if self.bias is None else x * self.scale(x) + self.bias
+
+    def scale(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n 1"]:
+        assert self.c is not None
+        return self.c
+
+
 @dataclass(frozen=True, eq=False)
 class Change:
     """What becomes of a layer: operations on its heads, and the heads that are silenced."""
@@ -142,6 +162,24 @@ def centred(own: Heads, heads: Heads, change: Change, text: OfText) -> Heads:
         mechanism=replace(heads.mechanism, position=position),
     )
     return replace(found, project=partial(_projected, found))
+
+
+@torch.no_grad()
+def held(own: Heads, heads: Heads, outputs: Float[Tensor, "h n e"]) -> Heads:
+    """Edited heads whose norm after attention, if there is one, keeps the scale that it has for the model's own columns."""
+    if own.after is None or heads.W_O.shape == own.W_O.shape:
+        return heads
+    total = (outputs @ own.W_O).sum(0)
+    c = own.after.scale(total if own.b_O is None else total + own.b_O)
+    after = Held(bias=own.after.bias, eps=own.after.eps, c=c)
+    gain = torch.ones_like(total[0]) if own.after.gain is None else own.after.gain.to(total)
+    W_O = torch.cat([own.W_O * gain, heads.W_O[:, own.W_O.shape[-2] :]], -2)
+    return replace(
+        heads,
+        W_O=W_O,
+        b_O=None if own.b_O is None else own.b_O * gain,
+        after=replace(after, own=after.normed),
+    )
 
 
 def _less_mean(W: Weights, b: Biased | None, mean: Float[Tensor, " d"], own: int) -> Biased:
@@ -247,11 +285,6 @@ def unread(heads: Heads, why: RheoscopeError) -> Heads:
 
 def why_unread(heads: Heads, change: Change) -> RheoscopeError | None:
     """Why an edited layer is not told by its operators alone, where it is not."""
-    if change.contents and heads.after is not None:
-        return RheoscopeError(
-            "F of a head is edited in this layer, and the norm after its attention keeps the scale that it had before, so no "
-            "operators say what the heads write now; edit M instead, or look at another layer"
-        )
     if change.silent and not (heads.mechanism.normaliser.sums_to_one and heads.mechanism.value.identity):
         return RheoscopeError(
             "a head is silenced in this layer, and weights here do not add up to 1, so no operators give its mean; look at "

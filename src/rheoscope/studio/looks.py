@@ -129,9 +129,7 @@ def token(entry: "Entry", position: int) -> dict[str, Any]:
     ]
     target = int(best.indices[-1])
     parts = {name: float(part) for name, part in attribution(trace, at, target).items()}
-    if entry.edits:
-        parts["edit"] = _logit(entry, at, target) - sum(parts.values())
-    largest = sorted(parts, key=lambda name: (name != "edit", -abs(parts[name])))
+    largest = sorted(parts, key=lambda name: -abs(parts[name]))
     written = [{"component": name, "logits": rounded(parts[name])} for name in largest[:WRITERS]]
     rest = rounded(sum(parts[name] for name in largest[WRITERS:]))
     return {
@@ -142,15 +140,6 @@ def token(entry: "Entry", position: int) -> dict[str, Any]:
         "written": written,
         "rest": rest,
     }
-
-
-def _logit(entry: "Entry", at: int, target: int) -> float:
-    """The target's logit less the mean of all, before a cap."""
-    view = entry.trace.view
-    assert view.unembed is not None
-    logits = (view.final_norm.own(entry.trace.points[-1, at]) @ view.unembed).float()
-    logits = logits if view.unembed_bias is None else logits + view.unembed_bias
-    return float(logits[target] - logits.mean())
 
 
 def rounded(value: float) -> float:
