@@ -24,12 +24,13 @@ MEASURED = [("sigmoid", False), ("sigmoid", True), ("entmax15", False), ("entmax
 
 @dataclass(frozen=True)
 class Size:
-    """Tokens where times are compared, tokens where memory is, rounds, and what memory is measured of."""
+    """Tokens where times are compared, tokens where memory is, rounds, what memory is measured of, and whether in a fresh process."""
 
     n: int = 2048
     long: int = 16384
     rounds: int = 21
     measured: Sequence[tuple[str, bool]] = tuple(MEASURED)
+    fresh: bool = True
 
 
 def tokens(n: int, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,7 +101,7 @@ def memory(size: Size) -> list[dict[str, object]]:
             "# measured\n"
             "o = f(q, k, v, mask='causal', lowering='blocks')\n"
         ) + ("torch.autograd.grad(o.sum(), (q, k, v))\n" if backward else "")
-        share = peak_bytes(script) / table
+        share = peak_bytes(script, size.fresh) / table
         what = "forward+backward" if backward else "forward"
         rows.append(
             {
@@ -124,7 +125,7 @@ def row(name: str, what: str, mask: str, peer: str, value: float, noise: float) 
 
 def main(words: Sequence[str] | None = None) -> None:
     asked = arguments(__doc__).parse_args(words)
-    size = Size(16, 64, 2, MEASURED[1:2]) if asked.smallest else Size(rounds=7 if asked.quick else 21)
+    size = Size(16, 64, 2, MEASURED[1:2], fresh=False) if asked.smallest else Size(rounds=7 if asked.quick else 21)
     print(
         f"speed relative to the peer, N = {size.n}, d = {D}, {HEADS} heads, float32, {torch.get_num_threads()} threads"
     )

@@ -21,6 +21,7 @@ from timing import arguments, keep
 
 import rheoscope as rs
 from rheoscope.catalogue import analysis
+from rheoscope.flow.clusters import ranks, still
 from rheoscope.flow.trajectory import paths
 from rheoscope.shapes import RheoscopeError
 
@@ -100,6 +101,12 @@ def statistics(given: Given) -> object:
     return [traces.statistics(layer) for layer in range(traces.view.layers)]
 
 
+def effective_ranks(given: Given) -> object:
+    """Eigenvalues of every cloud of one text, in float64."""
+    clouds = (still(x.double()) for x in given.traces[:1][0].points)
+    return [ranks(x, x @ x.mT) for x in clouds]
+
+
 ROWS: dict[str, Row] = {
     "trace": Row(lambda given: given.model.trace(given.batch), 1.05),
     "trace with logits": Row(lambda given: given.model.trace(given.batch, logits=True), 1.05),
@@ -124,7 +131,8 @@ ROWS: dict[str, Row] = {
     "one text: readout": Row(alone("readout"), 3, texts=1),
     "one text: energy": Row(alone("energy"), 20, texts=1),
     "one text: geometry_kept": Row(alone("geometry_kept"), 20, texts=1),
-    "one text: clusters": Row(alone("clusters", draws=0), 1, of="seconds", texts=1),
+    "one text: effective rank, every step": Row(effective_ranks, 1, of="seconds", texts=1),
+    "one text: clusters": Row(alone("clusters", draws=0), 2, of="seconds", texts=1),
     "one text: transport, all strides, no null": Row(alone("transport", draws=0), 0.7, of="seconds", texts=1),
 }
 """Every row by name. One that is `standard` is part of the standard set."""

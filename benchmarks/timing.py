@@ -53,11 +53,12 @@ def peak_bytes(script: str, fresh: bool = True) -> int:
     Where it need not be fresh it is this one, which says nothing of the peak but that the script runs.
     """
     before, measured = script.split("# measured\n")
+    collect = "gc.collect()" if fresh else ""  # a process that has done much else takes long to
     code = (
         "def held(field):\n"
         "    with open('/proc/self/status') as file:\n"
         "        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))\n"
-        f"{before}\nimport ctypes, gc\ngc.collect()\nctypes.CDLL('libc.so.6').malloc_trim(0)\n"
+        f"{before}\nimport ctypes, gc\n{collect}\nctypes.CDLL('libc.so.6').malloc_trim(0)\n"
         "with open('/proc/self/clear_refs', 'w') as file:\n    file.write('5')\n"  # forget the peak until here
         f"ready = held('VmRSS')\n{measured}\npeak = held('VmHWM') - ready\n"
     )

@@ -69,6 +69,8 @@ if not os.environ.get("CI"):  # hypothesis has its own CI profile: no deadline, 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "gpu":
+        if config.args_source is config.ArgsSource.TESTPATHS:
+            config.args[:] = ["tests"]  # no example in the sources needs a GPU, and some import what its machine lacks
         import torch
 
         if torch.cuda.is_available():
@@ -87,9 +89,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """The package is first imported here, and not in a process that only hands out tests to its workers."""
     if not is_xdist_controller(session):
-        from tests import checking
+        from tests import checking, shipped
 
         checking.install()
+        shipped.install()
         from rheoscope.space.weights import settle_half_precision
 
         settle_half_precision()  # before any number that a later one must equal

@@ -11,6 +11,12 @@ PATIENCE = 300
 """Seconds that a test waits for a process; one that never ends must not stop a suite."""
 GRACE = 10
 """Seconds that a process has to end what it started, when it is asked to."""
+UNCOMPILED = """
+import sys, types
+sys.modules["torch._dynamo"] = types.SimpleNamespace(graph_break=lambda: None, disable=lambda function, *_, **__: function)
+"""
+"""What a process begins with that trains: the first step of an optimiser imports torch's compiler, which takes as long as torch,
+to break a graph that nobody makes."""
 
 
 @contextmanager

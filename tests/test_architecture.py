@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -54,7 +55,13 @@ def room_of(file: Path, source: Path) -> str:
 
 
 def parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    return parsed(file.read_text(encoding="utf-8"))
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """Every rule reads every file."""
+    return ast.parse(text)
 
 
 def absolute(node: ast.ImportFrom, file: Path, source: Path) -> str:

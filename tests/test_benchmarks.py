@@ -50,5 +50,15 @@ def test_each_says_what_it_is(name: str, main: Any, capsys: pytest.CaptureFixtur
     assert "--smallest" in capsys.readouterr().out
 
 
+def test_memory_is_that_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No benchmark starts one in its smallest form, as each would import torch."""
+    monkeypatch.syspath_prepend(FOLDER)
+    from timing import peak_bytes
+
+    held, more = "x = bytes(range(256)) * 200_000\n", "y = bytes(range(256)) * 40_000\n"
+    assert 10_000_000 < peak_bytes(f"{held}# measured\n{more}") < 20_000_000
+    assert 40_000_000 < peak_bytes(f"# measured\n{held}del x\n{more}") < 70_000_000  # what is given back was held too
+
+
 def test_there_are_benchmarks() -> None:
     assert {"attention_cpu", "trace", "training_cuda"} <= set(BENCHMARKS)

@@ -15,7 +15,7 @@ Said = subprocess.CompletedProcess[str]
 
 def typed(*words: str, cwd: Path | None = None) -> Said:
     """The command in a process of its own, as a shell starts it."""
-    command = [sys.executable, "-m", "rheoscope.cli", *words]
+    command = [sys.executable, "-m", "rheoscope", *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
 
 

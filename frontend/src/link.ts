@@ -6,6 +6,8 @@ export interface Switched extends Edit { off?: boolean }
 
 export const SHOWN = ['trails', 'arcs', 'moves', 'coupling', 'massive'] as const
 export type Shown = (typeof SHOWN)[number]
+export const SIDES = ['before', 'after', 'difference'] as const
+export type Side = (typeof SIDES)[number]
 
 export interface Link {
   model: string
@@ -28,11 +30,13 @@ export interface Link {
   field: string
   /** What the cloud shows beside its points. */
   show: Shown[]
+  /** Under an edit: which side of it arrows, arcs and images are of. */
+  side: Side
 }
 
 export const USUAL: Link = {
   model: '', text: '', window: null, beside: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
-  step: 0, token: null, second: null, layer: null, head: null, field: '', show: ['trails', 'arcs'],
+  step: 0, token: null, second: null, layer: null, head: null, field: '', show: ['trails', 'arcs'], side: 'after',
 }
 
 /** 3.1.M.rank.4 is: layer 3, head 1, its M cut to rank 4; a leading ~ is switched off. */
@@ -58,6 +62,7 @@ export function written(link: Link): string {
     if (link[name] !== USUAL[name]) told.set(name, link[name])
   if (link.edits.length) told.set('edits', link.edits.map(editWritten).join(','))
   if (link.show.join() !== USUAL.show.join()) told.set('show', link.show.join())
+  if (link.side !== USUAL.side) told.set('side', link.side)
   if (link.step) told.set('step', String(link.step))
   for (const name of ['window', 'token', 'second', 'layer', 'head'] as const) if (link[name] !== null) told.set(name, String(link[name]))
   return told.toString()
@@ -71,6 +76,7 @@ export function read(hash: string): Link {
     language: word('language'), field: word('field'),
     edits: (told.get('edits') ?? '').split(',').map(editRead).filter((one) => one !== null),
     show: SHOWN.filter((one) => (told.get('show') ?? USUAL.show.join()).split(',').includes(one)),
+    side: SIDES.find((one) => one === told.get('side')) ?? USUAL.side,
     step: whole(told.get('step')) ?? 0,
     window: whole(told.get('window')), token: whole(told.get('token')), second: whole(told.get('second')), layer: whole(told.get('layer')), head: whole(told.get('head')),
   }

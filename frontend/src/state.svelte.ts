@@ -2,7 +2,7 @@
 
 import { OWN, type Address } from './address'
 import { axesRead } from './axes'
-import { read, remembered, SHOWN, USUAL, written, type Link, type Shown, type Switched } from './link'
+import { read, remembered, SHOWN, USUAL, written, type Link, type Shown, type Side, type Switched } from './link'
 import { LANGUAGES, said, type Key, type Language } from './messages'
 import { Opened } from './opened.svelte'
 import { DARK, LIGHT, type Theme } from './palette'
@@ -73,6 +73,15 @@ export class Studio {
   get edits(): Switched[] { return this.link.edits.filter((one) => !one.off) }
   /** What stands beside: an edit always has what was before it. */
   get beside(): string { return this.link.beside || (this.edits.length ? 'before' : '') }
+  /** The text without its edits, where it stands beside it. */
+  get before(): Opened | null { return this.edits.length && this.beside === 'before' && this.other?.head ? this.other : null }
+  get side(): Side { return this.before ? this.link.side : 'after' }
+  /** What is asked of a text, of the side of its edits that is looked at: `less` makes the difference. */
+  async sided<T>(ask: (id: string) => Promise<T>, less: (after: T, before: T) => T): Promise<T> {
+    const [after, before, side] = [this.trace!.id, this.before?.id, this.side]
+    if (!before || side === 'after') return ask(after)
+    return side === 'before' ? ask(before) : less(...(await Promise.all([ask(after), ask(before)])))
+  }
 
   /** The name of an analysis or of a field, in words. */
   named = (name: string): string => this.tell(name.replaceAll('_', ' '))

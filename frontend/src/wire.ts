@@ -26,6 +26,8 @@ export interface TokenSaid { lens: { step: string; shown: string; probability: n
 
 export interface ArraySaid { name: string; dtype: string; shape: number[]; dims: string[]; offset: number; scale?: number; zero?: number; missing?: boolean }
 export interface Field { values: Float32Array; shape: number[]; dims: string[] }
+/** What a field is more after than before. */
+export const lessField = (after: Field, before: Field): Field => ({ ...after, values: after.values.map((value, at) => value - before.values[at]!) })
 export interface Envelope { header: Record<string, any>; arrays: Record<string, Field> }
 export interface Answer { name: string; question: string; attrs: Record<string, unknown>; coords: Record<string, { dims: string[]; values: any[] }>; fields: Record<string, FieldSaid>; pictures: Picture[]; texts: Record<string, any>; left_out: string[]; arrays: Record<string, Field> }
 

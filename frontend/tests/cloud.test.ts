@@ -2,8 +2,8 @@ import { describe, expect, it } from 'vitest'
 
 import { lensOf, nearer, project, slid, START, times, turned, viewOf } from '../src/cloud/camera'
 import { valuesAt } from '../src/cloud/colour'
-import { ballOf, bow, cloudAt, decluttered, inBall, strongest, type Box } from '../src/cloud/frame'
-import { axisLines, under } from '../src/cloud/hand'
+import { ballOf, bow, cloudAt, decluttered, inBall, strongest, type Box, type Scene } from '../src/cloud/frame'
+import { axisLines, labelled, under } from '../src/cloud/hand'
 import { shortened } from '../src/cloud/words'
 import { LIGHT } from '../src/palette'
 import type { Answer, Head, Points } from '../src/wire'
@@ -46,7 +46,7 @@ describe('the eye', () => {
     const sheet = { width: 800, height: 500, ratio: 1, theme: LIGHT }
     for (const one of axisLines(START, sheet)) {
       const [x, y] = project(Float32Array.from(one.slice(0, 3)), START, 800, 500)
-      expect(x).toBeCloseTo(96, 1)
+      expect(x).toBeCloseTo(132, 1)
       expect(y).toBeCloseTo(404, 1)
     }
   })
@@ -79,6 +79,7 @@ describe('the cloud', () => {
     const map = Float32Array.of(1, 0, 0, 0.5, 0.5, 0, 0.2, 0.7, 0.1)
     expect(strongest(map, 3, 2)).toMatchObject([{ from: 2, to: 1 }, { from: 2, to: 0 }])
     expect(strongest(map, 3, null, 1)).toHaveLength(1)
+    expect(strongest(Float32Array.of(0, 0, 0, -0.5, 0, 0, 0.2, 0.01, 0), 3, null)).toEqual([{ from: 1, to: 0, weight: -0.5 }, { from: 2, to: 0, weight: expect.closeTo(0.2) }])
   })
   it('a bow starts and ends at its tokens', () => {
     const way = bow([0, 0, 1], [1, 0, 0])
@@ -88,6 +89,15 @@ describe('the cloud', () => {
 })
 
 describe('labels', () => {
+  it('leave the place of the star free', () => {
+    const scene = { tokens: 2, labels: ['near', 'far'], shown: () => true, bright: new Set<number>(), starLabel: 'prediction' } as unknown as Scene
+    const screen = Float32Array.of(100, 100, 1, 300, 300, 1)
+    const size = () => ({ width: 60, height: 14 })
+    const sheet = { width: 400, height: 400, ratio: 1, theme: LIGHT }
+    const told = (star: Float32Array | null) => labelled(scene, { places: screen, screen, star }, sheet, size).map(({ token }) => token)
+    expect(told(null)).toEqual([0, 1])
+    expect(told(Float32Array.of(95, 104, 1))).toEqual([1])
+  })
   it('never cover one another, and those first in order win', () => {
     const boxes: Box[] = Array.from({ length: 200 }, (_, token) => ({ token, x: (token * 37) % 300, y: (token * 53) % 200, width: 40, height: 15 }))
     const kept = decluttered(boxes.map((box) => box.token), (token) => boxes[token]!, 300, 200, 512)

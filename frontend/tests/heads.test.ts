@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 
-import { dots, nearest, placed } from '../src/heads/images'
+import { dots, dotsBefore, nearest, placed, turnedTo } from '../src/heads/images'
 import { headAt, laid, scaleOf } from '../src/heads/maps'
 import { sliceAt, slicesOf } from '../src/heads/slices'
 import { cellAt, CELL, SIDE, TALL, TOP, type Lattice } from '../src/views/lattice'
@@ -48,6 +48,18 @@ describe('how a head sees the tokens', () => {
         for (const other of panels) if (other !== one) expect(Math.abs(one.x - other.x) >= one.size || Math.abs(one.y - other.y) >= one.size).toBe(true)
       }
     }
+  })
+  it('a picture from before is turned onto the other, and mirrored where that is nearer', () => {
+    const goal = Float32Array.of(0, 0, 2, 0, NaN, NaN, 1, 4)
+    for (const mirror of [1, -1]) {
+      const turned = Float32Array.from(goal, (_, at) => (at % 2 ? mirror * goal[at - 1]! : -goal[at + 1]!) + 5)
+      const found = turnedTo(turned, goal)
+      for (const [at, value] of goal.entries()) if (Number.isFinite(value)) expect(found[at]).toBeCloseTo(value, 4)
+    }
+    const square = placed(800).panels[0]!
+    const far = { flat: { E: field([0, 0, 20, 0, NaN, NaN, 1, 40]) } } as unknown as Images
+    for (const place of [dotsBefore(far, images, square), dots(images, square, far)].flatMap((all) => [...all]).filter(Number.isFinite)) expect(place).toBeLessThanOrEqual(square.y + square.size + 0.01)
+    expect(dotsBefore(images, images, square)[6]).toBeCloseTo(dots(images, square)[6]!, 3)
   })
   it('a picture keeps what is near and far: both axes are equally long, and all tokens lie inside', () => {
     const square = placed(800).panels[0]!

@@ -14,6 +14,7 @@ describe('numbers are said as the report says them', () => {
   it('decades', () => {
     expect(decades(1, 2500)).toEqual([1, 10, 100, 1000])
     expect(decades(30, 250)).toEqual([50, 100, 200])
+    expect(decades(0.52, 0.94)).toEqual([0.6, 0.7, 0.8, 0.9])
   })
   it('digits that tell apart', () => {
     expect(inWords([0, 0.5, 1])).toEqual(['0', '0.5', '1'])

@@ -67,7 +67,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        return version("rheoscope")
+        globals()[name] = version("rheoscope")  # read from a file: once
+        return globals()[name]
     if name == "__all__":
         return __dir__()
     homes = TABLE | _HOME

@@ -14,7 +14,7 @@ from rheoscope.attention.feature import Linear, Tanh
 from rheoscope.attention.kernel_score import Polynomial
 from rheoscope.attention.lower.choose import LOWERINGS
 from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.mask import Before, Causal, Document, Mask, NoMask, Padding, Prefix, Table, Window
+from rheoscope.attention.mask import Causal, Document, Mask, NoMask, Padding, Prefix, Table, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.entmax import Entmax
 from rheoscope.attention.normaliser.shaped import Shaped
@@ -154,7 +154,6 @@ MASKS: dict[str, Callable[[int, int], Mask]] = {
     "causal": lambda m, n: Causal(),
     "sliding": lambda m, n: Causal() & Window(3),
     "window": lambda m, n: Window(2),
-    "before": lambda m, n: Before(3),
     "prefix": lambda m, n: Prefix(3),
     "document": lambda m, n: Document(coins(21, 2, n).long()),
     "padding": lambda m, n: Padding(coins(22, 2, n) & torch.tensor([[True], [False]])),

@@ -86,7 +86,7 @@ def test_a_model_that_looks_back_is_named_so() -> None:
     steep = replace(model.view.blocks[0].mechanism.position, slopes=torch.full((2,), 3.0))
     blocks = tuple(replace(b, mechanism=replace(b.mechanism, position=steep)) for b in model.view.blocks)
     near = replace(model, view=replace(model.view, blocks=blocks))
-    assert set(rs.head_types(near, model.trace(list(range(1, 30)))).type.values.ravel()) == {"local"}
+    assert set(rs.head_types(near, near.trace(list(range(1, 30)))).type.values.ravel()) == {"local"}
     flat = bare(heads=2)
     with torch.no_grad():
         flat.view.blocks[0].W_Q.zero_()

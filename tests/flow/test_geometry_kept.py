@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.flow.geometry_kept import mantel, neighbours_of
+from rheoscope.flow.geometry_kept import mantel, neighbours_of, of_cloud
 from rheoscope.flow.token_pairs import drawn_pairs, every_pair
 from rheoscope.space.components import components
 from rheoscope.space.pairs import distances, inner_products
@@ -87,7 +87,7 @@ def test_the_spread_of_the_null_is_that_of_all_permutations() -> None:
     every = [float(ranked(a) @ ranked(b[list(order)][:, list(order)])) for order in permutations(range(6))]
     assert np.mean(every) == pytest.approx(0, abs=1e-12)
     pairs = every_pair(torch.stack([a, b]), None)
-    one, other = pairs.pulls(pairs.ranks(torch.stack([a, b])), 6).split(1)
+    one, other = pairs.pulls(pairs.ranks(pairs.of(torch.stack([a, b]))[None]), 6)[0].split(1)
     assert float(mantel(one, other, pairs.tokens[:1])) == pytest.approx(np.std(every))
 
 
@@ -129,6 +129,29 @@ def test_of_equally_near_tokens_the_earlier_is_nearer(seed: int) -> None:
         for i in range(15):
             wanted = sorted((j for j in range(15) if j != i), key=lambda j: (round(float(far[i, j]), 9), j))[:k]
             assert set(found[i].tolist()) == set(wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("n", [15, 300])
+def test_on_a_gpu_pairs_and_nearest_are_those_on_a_cpu(n: int, gaps: bool) -> None:
+    """Points of a grid: inner products are whole numbers, and many distances are equal."""
+    x = torch.randint(0, 3 if n == 15 else 99, (2, n, 2), generator=torch.Generator().manual_seed(n)).float()
+    table, there = x @ x.mT, (torch.arange(2 * n).reshape(2, n) % 5 > 0) if gaps else None
+    pairs = drawn_pairs(table, there, 50, 0)
+    due = of_cloud(table, pairs, 5, there)
+    own = of_cloud(
+        table.cuda(), replace(pairs, i=pairs.i.cuda(), j=pairs.j.cuda()), 5, None if there is None else there.cuda()
+    )
+    rows = torch.ones(2, n, dtype=torch.bool) if there is None else there
+    assert torch.allclose(own[0].cpu(), due[0])
+    assert torch.equal(own[1].cpu().sort(-1).values[rows], due[1].sort(-1).values[rows])
+
+
+def test_distances_of_pairs_need_no_table() -> None:
+    table = inner_products(random(0, 2, 9, 3))
+    for pairs in (every_pair(table, None), drawn_pairs(table, None, 30, 0)):
+        assert torch.equal(pairs.from_inner(table), pairs.of(distances(table)))
 
 
 def test_what_it_cannot_do_is_told() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import rheoscope as rs
+from rheoscope.flow import next_token
 from rheoscope.flow import transport as module
 from rheoscope.flow.next_token import is_tied, next_type_share, sees_next, toward_next
 from rheoscope.flow.transport import (
@@ -29,6 +30,7 @@ from rheoscope.flow.transport import (
 )
 from rheoscope.space.chance import p_values, successors
 from rheoscope.space.chance import permutations as permutations_of
+from rheoscope.space.pairs import distances, inner_products
 from rheoscope.space.trace import Trace
 from tests.cases import BIDIRECTIONAL, double
 from tests.pretrained.cases import random, text, traced
@@ -173,6 +175,33 @@ def test_tokens_at_one_point_are_one_type() -> None:
     apart = moved(x, x[torch.tensor([*range(3, 12), 0, 1, 2])], draws=0, seed=0)
     assert apart.figures["identity_share"] == 0
     assert equal_points(x).sum(-1).tolist() == [3] * 12
+
+
+CLOUDS = {
+    "apart": lambda: random(0, 40, 6),
+    "repeated": lambda: random(0, 40, 6)[torch.arange(40) % 7],
+    "all one": lambda: random(0, 1, 6).expand(9, 6),
+    "rounded": lambda: random(0, 40, 6)[torch.arange(40) // 4] + 1e-8 * random(1, 40, 6),
+    "nearly": lambda: random(0, 40, 6)[torch.arange(40) // 2] + 1e-4 * random(1, 40, 6),
+    "as far from the first": lambda: torch.cat([torch.zeros(1, 6), torch.eye(6), torch.eye(6)]).double(),
+    "one": lambda: random(0, 1, 6),
+}
+
+
+@pytest.mark.parametrize("kind", CLOUDS)
+def test_equal_points_are_those_of_the_table_of_all_distances(kind: str) -> None:
+    x = CLOUDS[kind]()
+    slow = distances(inner_products(x)) <= 1e-6 * x.norm(dim=-1).amax()
+    assert torch.equal(equal_points(x), slow)
+    assert bool(slow.triu(1).any()) == (kind not in ("apart", "nearly", "one"))
+
+
+def test_of_few_draws_words_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, words, after = random(0, 30, 5), random(1, 100, 5), permutations_of(30, 3, 0)
+    by_table = (x @ words.mT)[torch.arange(30), after].mean(-1)
+    for often in (1, 100):  # both ways
+        monkeypatch.setattr(next_token, "TABLE", often)
+        assert torch.allclose(next_token.mean_cosines(x, words, after), by_table, rtol=1e-12)
 
 
 def test_the_whole_way_is_drawn_often_and_its_draws_are_kept() -> None:

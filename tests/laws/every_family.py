@@ -198,6 +198,11 @@ def test_embed_is_where_tokens_start(name: str) -> None:
 # Padding
 
 
+def scale(x: Tensor) -> float:
+    """What float32 rounds a sum of such numbers by is a multiple of the largest."""
+    return max(1.0, float(x.abs().max()))
+
+
 @pytest.mark.parametrize("name", PADDED)
 def test_a_padded_batch_gives_each_text_its_own_points(name: str) -> None:
     texts = [text(1, 7), text(2, LENGTH), text(3, 1), text(4, 12)]
@@ -208,9 +213,9 @@ def test_a_padded_batch_gives_each_text_its_own_points(name: str) -> None:
         alone = traced(name, seed=seed, n=len(ids))
         assert together.points.shape == alone.points.shape
         assert together.ids.tolist() == ids.tolist()
-        assert gap(together.points, alone.points) <= 2e-5
+        assert gap(together.points, alone.points) <= 1e-5 * scale(alone.points)
         assert gap(together.weights(1, 2), alone.weights(1, 2)) <= 1e-5
-        assert gap(together.displacements(1), alone.displacements(1)) <= 1e-5
+        assert gap(together.displacements(1), alone.displacements(1)) <= 1e-5 * scale(alone.points)
         if asked:
             assert gap(together.logits, alone.logits) <= 1e-4
 
@@ -250,14 +255,13 @@ def analytic_scores(block: Heads, x: Tensor) -> Tensor:
     beta_k, c = side(block, x, block.W_K, block.b_K, block.k_norm)
     found = x.new_zeros(block.count, n, n)
     position, width = block.mechanism.position, block.W_Q.shape[-1]
+    query_side = hat @ block.norm.fold(gained(block.W_Q, block.q_norm))
+    key_side = hat @ block.norm.fold(gained(block.W_K, block.k_norm))
+    key_side = key_side.repeat_interleave(block.count // len(block.W_K), 0)
     for offset in range(1 - n, n):
         turn = torch.eye(width, dtype=x.dtype, device=x.device)
         if isinstance(position, Turned):
             turn = position.rotation(offset, width, x)
-        key_side = (hat @ block.norm.fold(gained(block.W_K, block.k_norm))).repeat_interleave(
-            block.count // len(block.W_K), 0
-        )
-        query_side = hat @ block.norm.fold(gained(block.W_Q, block.q_norm))
         s = M(offset).form(hat, hat)
         s = s + block.scale * (
             query_side @ turn @ beta_k[..., None]

@@ -36,8 +36,9 @@ def test_a_gauge_moves_weights_but_nothing_that_the_model_says(name: str) -> Non
         other = moved(name, move)
         assert other.view.facts["weights"] != plain.view.facts["weights"], move.__name__
         assert gap(probabilities(other), probabilities(plain)) <= 2e-5, move.__name__
+        trace = other.trace(text())
         for layer in range(plain.view.layers):
-            stays(move, layer, other.trace(text()), traced(name, F64))
+            stays(move, layer, trace, traced(name, F64))
 
 
 def stays(move: Move, layer: int, one: Trace, two: Trace) -> None:

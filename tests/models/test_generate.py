@@ -153,6 +153,13 @@ def test_a_nucleus_holds_at_least_p_and_no_token_too_many() -> None:
     assert kept == {0.1: 1, 0.5: 1, 0.51: 2, 0.75: 2, 0.8: 3, 1.0: 4}
 
 
+@pytest.mark.parametrize("p", [1e-252, 1e-46, 1e-30])
+def test_the_likeliest_token_stays_though_the_probability_be_0_in_float32(p: float) -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 3.0, 1.0]])
+    assert within_nucleus(logits, p).isfinite().tolist() == [[False, True, False], [True, False, False]]
+    assert choose(logits, 0.8, None, p, Generator().manual_seed(0)).tolist() == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"), [(1.0, None, None), (0.5, None, None), (3.0, 3, None), (1.0, None, 0.7)]
 )

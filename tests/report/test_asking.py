@@ -1,5 +1,6 @@
 """Asking: every analysis gets what it is about, what refuses is left out with its reason, and nothing is drawn in a hurry."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
@@ -206,3 +207,29 @@ def test_what_is_asked_twice_beside_a_control_has_both_answers() -> None:
     )
     found = ask(own, [Ask("clusters"), *twice], controls=[lambda: own]).found
     assert [found[f"transport {word}"].attrs["draws"] for word in ("few", "more")] == [2, 3]
+
+
+def test_neither_thread_waits_for_the_other_as_long_as_there_is_something_to_ask() -> None:
+    """The second thread is held in an answer until the first has given all others that stand on nothing unknown."""
+    one, others = small(), ["trajectory", "scores", "operators", "massive_tokens"]
+    own, done = Subject(one, TEXT, one.trace(TEXT)), list[str]()
+    begun, free = threading.Event(), threading.Event()
+
+    def by(asked: Subject, name: str, *given: Any) -> Any:
+        if name == "clusters":
+            begun.set()
+            assert free.wait(60)
+        assert begun.wait(60)
+        found = answer(asked, name, *given)
+        done.append(name)
+        if sorted(done) == sorted(others):
+            free.set()
+        return found
+
+    asks = [Ask("trajectory"), Ask("clusters"), Ask("purity", clusters_so_far), *map(Ask, others[1:])]
+    heard: list[list[str]] = []
+    both = ask(own, asks, controls=[lambda: own], hear=lambda so_far: heard.append([*so_far.found]), by=by)
+    assert done == [*others, "clusters", "purity"]
+    assert heard == [[one.name for one in asks[: at + 1]] for at in range(len(asks))]
+    for name, dataset in ask(own, asks).found.items():
+        assert both.found[name].identical(dataset), name

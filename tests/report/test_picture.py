@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from rheoscope.report.picture import PALETTE, Cells, decades, ticks
+from rheoscope.report.picture import PALETTE, Cells, Line, decades, ticks
 
 
 def test_a_map_may_have_another_centre_than_0() -> None:
@@ -28,4 +28,12 @@ def test_ticks_are_round_and_inside() -> None:
         found = ticks(low, high)
         assert 2 <= len(found) <= 8
         assert all(low - 1e-9 <= value <= high * (1 + 1e-9) for value in found)
-    assert decades(3.0, 8.0) == [5.0]
+    assert decades(3.0, 8.0) == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+
+
+def test_a_line_of_one_value_is_a_dot() -> None:
+    """It would not be seen otherwise: a layer that is asked about alone."""
+    assert Line("residual", [0], [0.5]).style == "dots"
+    assert Line("null", [0, 1, 2], [float("nan"), 0.5, float("nan")], style="dashed").style == "dots"
+    assert Line("residual", [0, 1], [0.5, 0.4]).style == "solid"
+    assert Line("nothing", [], []).style == "solid"

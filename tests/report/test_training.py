@@ -16,6 +16,7 @@ from rheoscope.models.train import read_log
 from rheoscope.report.training import recipe_table, show
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import as_users_run
+from tests.processes import UNCOMPILED
 
 SMALL = [
     "width=16",
@@ -147,12 +148,15 @@ def words(out: str, *more: str) -> list[str]:
     return ["tiny", "--data", "a.txt", "--out", out, "--device", "cpu", "--set", *SMALL, *more]
 
 
-WITH_CTRL_C = """
+WITH_CTRL_C = (
+    UNCOMPILED
+    + """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from rheoscope.cli import main
 main()
 """
+)
 """The command in the foreground. A child of a background job is born deaf to Ctrl-C, as nohup wants it, and stays so."""
 
 
@@ -171,22 +175,21 @@ def test_ctrl_c_as_a_person_types_it(here: Path) -> None:
     assert len(pace) <= 1
 
 
+TORCHRUN = """
+import torch._dynamo  # the first step would import it, in each process
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from rheoscope.cli import main
+config = LaunchConfig(1, 1, 2, run_id="a", rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork", max_restarts=0)
+elastic_launch(config, main)()
+"""
+"""What `torchrun --standalone --nproc-per-node 2` does, but that both processes are forks of one that has imported torch."""
+
+
 @pytest.mark.slow
 def test_torchrun(here: Path) -> None:
     """Two processes: one prepares, one speaks; the same command goes on, and ends as one process does."""
-    many = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "rheoscope.cli",
-        "train",
-    ]
     done = subprocess.run(
-        [*many, *words("many"), "--steps", "4"],
+        [sys.executable, "-c", TORCHRUN, "train", *words("many"), "--steps", "4"],
         capture_output=True,
         text=True,
         check=False,

@@ -42,7 +42,7 @@ def test_columns_from_inner_products_are_orthonormal(seed: int, rank: int) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_on_a_gpu_as_on_a_cpu(dtype: torch.dtype) -> None:
-    A = random(0, 6, 40, 8).to(dtype)
+    A = random(0, 6, 40, 8).to(dtype).cpu()
     (Q, T), (q, t) = orthonormal(A), (x.cpu() for x in orthonormal(A.cuda()))
     assert torch.allclose(q @ t, Q @ T, atol=1e-5)
     assert torch.allclose(triangle(A.cuda()).abs().cpu(), triangle(A).abs(), atol=1e-5)

@@ -19,7 +19,7 @@ def test_numbers_of_half_precision_are_multiplied_exactly(dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_gpu_gives_the_same_whatever_the_width(dtype: torch.dtype) -> None:
     for width in (7, 64, 501):
-        a, W = random(0, 2, 30, 400).to(dtype), random(1, 400, width).to(dtype).float()
+        a, W = random(0, 2, 30, 400).to(dtype).cpu(), random(1, 400, width).to(dtype).float().cpu()
         found = product(a.cuda(), W.cuda())
         assert found.dtype == torch.float32
         assert torch.allclose(found.cpu().double(), a.double() @ W.double(), rtol=1e-4, atol=1e-4)

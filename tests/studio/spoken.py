@@ -24,6 +24,14 @@ PICTURES = [path for path in sorted((ROOT / "report/plot").glob("*.py")) if path
 SENTENCES = [ROOT / "report/verdicts.py", ROOT / "report/findings.py", ROOT / "report/tell/questions.py"]
 OF_THE_SHELL = {"command", "export", "notebook", "starting"}
 """Files of the studio whose errors are told in a terminal."""
+OPENING = [
+    *(
+        f"models/{name}.py"
+        for name in ("running", "config", "checkpoint", "describing", "vocabulary", "places", "certificate")
+    ),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "pretrained").rglob("*.py")) if path.stem != "interface"),
+]
+"""Files whose errors are told when a model does not open."""
 REFUSING = [
     *(path for path in sorted((ROOT / "studio").glob("*.py")) if path.stem not in OF_THE_SHELL),
     *(path for room in ("flow", "covers", "space") for path in sorted((ROOT / room).glob("*.py"))),
@@ -31,7 +39,7 @@ REFUSING = [
         ROOT / name
         for name in ("catalogue.py", "opening.py", "report/asking.py", "report/usual.py", "report/answers.py")
     ),
-    *(ROOT / name for name in ("models/running.py", "pretrained/running.py")),
+    *(ROOT / name for name in OPENING),
 ]
 
 

@@ -9,6 +9,8 @@ import torch
 import rheoscope as rs
 from rheoscope.covers.distortion import IMAGES
 from rheoscope.flow.cloud import clouds
+from rheoscope.studio.edited import under
+from rheoscope.studio.edits import Edit
 from rheoscope.studio.one_head import PAIRS, flattened, turned_to
 from rheoscope.studio.points import fitted
 from rheoscope.studio.wire import Array, unpacked
@@ -66,10 +68,33 @@ def test_two_directions_tell_their_share_and_are_only_turned() -> None:
     )
 
 
-def test_an_edited_head_is_told_as_it_was() -> None:
-    edit = {"layer": 1, "head": 2, "operation": "ablate", "part": "both"}
-    assert asked("moves/1/2", edits=[edit])[0]["edited"]
-    assert not asked("images/1/1", edits=[edit])[0]["edited"]
+EDIT = {"layer": 1, "head": 2, "operation": "symmetric", "part": "both"}
+
+
+def test_arrows_and_images_of_an_edited_head_are_those_of_its_edited_operators() -> None:
+    trace = under(small(), [Edit(1, 2, "symmetric", "both")]).trace(TEXT)
+    header, found = asked("moves/1/2?space=raw", edits=[EDIT])
+    assert header["edited"]
+    own, own_found = asked("moves/1/2?space=raw")
+    assert not own["edited"]
+    want = trace.parts(1)[0][2] @ fitted(clouds(trace, "raw").points).along
+    np.testing.assert_allclose(found["moves"].real, want, atol=0.51 * found["moves"].scale)
+    assert np.abs(found["moves"].real - own_found["moves"].real).max() > 10 * found["moves"].scale
+    header, _ = asked("images/1/2", edits=[EDIT])
+    assert header["edited"]
+    for image in IMAGES:
+        pairs = rs.distorted_pairs(trace, layer=1, head=2, image=image, top=PAIRS)
+        assert [one["first"] for one in header["pairs"][image]["torn"]] == pairs["first"].sel(
+            kind="torn"
+        ).values.tolist()
+    for kind in ("torn", "glued"):  # M is symmetric now: queries and keys see the same
+        assert header["pairs"]["query"][kind] == header["pairs"]["key"][kind]
+    assert not asked("images/1/1", edits=[EDIT])[0]["edited"]
+
+
+def test_a_silenced_head_moves_nothing() -> None:
+    _, found = asked("moves/1/2?space=raw", edits=[{"layer": 1, "head": 2, "operation": "ablate", "part": "both"}])
+    assert np.abs(found["moves"].real).max() < 1e-6
 
 
 def test_what_is_not_there_is_one_line() -> None:

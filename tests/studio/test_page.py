@@ -138,6 +138,12 @@ def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
         page.wait_for_selector(".moved")  # the prediction before and after
         assert "edits=0.0.both.ablate" in page.url
 
+        page.locator("figure.images").get_by_role("button", name="difference").click()
+        page.get_by_text("Rings are where tokens lay before the edits").wait_for()
+        page.locator("input[data-show=moves]").check()
+        page.get_by_text("alone adds after the edits less what it added before").wait_for()
+        assert "side=difference" in page.url
+
         page.reload()
         arrived(page)
         page.wait_for_selector(".moved")

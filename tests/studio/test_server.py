@@ -233,18 +233,24 @@ def test_what_runs_the_model_again_runs_the_edited_one(client: TestClient, trace
     assert changes
     for name in found:
         np.testing.assert_allclose(found[name].real, twin[name].values, rtol=1e-3, atol=1e-5)
-    assert "runs of the edited model" in header["attrs"]["edited"]
+    assert "runs and operators of the edited model" in header["attrs"]["edited"]
     _, found = arrays(client, f"/api/traces/{edited}/weights/1/0", kind="reversed")
     assert np.isfinite(found["map"].real).any()
 
 
-def test_what_an_edit_leaves_undefined_is_refused_in_one_line(client: TestClient) -> None:
-    edited = posted(client, edits=[{"layer": 0, "head": 0, "operation": "ablate"}])
-    for name, why in {"attention_patching": "changes heads or points by itself", "rollout": "not in the View"}.items():
-        reason = reason_of(client, edited, name)
-        assert reason.startswith(f"{name} cannot be told of heads that are edited")
-        assert why in reason
-    assert "choose another" in one_line(client.get(f"/api/traces/{edited}/weights/0/0?kind=reversed"), 400)
+def test_what_changes_heads_by_itself_is_told_of_edited_heads_too(client: TestClient) -> None:
+    edited = posted(client, edits=[{"layer": 0, "head": 0, "operation": "symmetric", "part": "both"}])
+    trace = under(small(), [Edit(0, 0, "symmetric", "both")]).trace(TEXT)
+    for name in ("attention_patching", "rollout"):
+        header, found = arrays(client, f"/api/traces/{edited}/analyses/{name}")
+        assert "reason" not in header
+        assert found
+    _, found = arrays(client, f"/api/traces/{edited}/weights/0/0", kind="reversed")
+    assert np.isfinite(found["map"].real).any()
+    spectrum = client.get(f"/api/traces/{edited}/spectrum/0/0").json()
+    assert spectrum["symmetry"] == pytest.approx(1.0, abs=1e-5)
+    want = trace.view.head(0, 0).M.singular_values()
+    np.testing.assert_allclose(spectrum["M"], want.detach(), rtol=1e-3, atol=1e-6)
 
 
 def test_an_untrained_model_is_another(client: TestClient, trace: str) -> None:

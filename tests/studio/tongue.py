@@ -34,7 +34,12 @@ class Tongue:
     def __init__(self, said: dict[str, str]) -> None:
         self.said = said
         self.templates = [
-            (pattern(text, greedy), [name for name, _ in GAP.findall(text)], said[text])
+            (
+                max(GAP.split(text)[::3], key=len),
+                pattern(text, greedy),
+                [name for name, _ in GAP.findall(text)],
+                said[text],
+            )
             for text in sorted(said, key=lambda text: -len(GAP.sub("", text)))
             if GAP.search(text)
             for greedy in ("?", "")
@@ -63,8 +68,8 @@ class Tongue:
         return found
 
     def _by_template(self, text: str):
-        for shape, names, other in self.templates:
-            match = shape.fullmatch(text)
+        for literal, shape, names, other in self.templates:
+            match = shape.fullmatch(text) if literal in text else None
             if not match:
                 continue
             gaps, cost = dict(zip(names, match.groups(), strict=True)), 0.0

@@ -2,7 +2,7 @@
 
 import { css, rgb } from '../palette'
 import { project, type Eye } from './camera'
-import { bow, type Scene } from './frame'
+import { bow, OF_ARCS, type Scene } from './frame'
 import { barbs } from './strokes'
 import { axisLines, labelled, placed, RADIUS, strength, type Hand, type Sheet } from './hand'
 import { FONT, LETTERS, MARGIN, widthOf } from './words'
@@ -77,10 +77,10 @@ export class Flat implements Hand {
   }
 
   private arcs(scene: Scene, places: Float32Array, onSheet: (points: Float32Array) => Float32Array): void {
-    const top = scene.arcs[0]?.weight ?? 1
+    const top = Math.abs(scene.arcs[0]?.weight ?? 1)
     for (const { from, to, weight } of scene.arcs) {
       const p = onSheet(Float32Array.from(bow(places.subarray(from * 3, from * 3 + 3), places.subarray(to * 3, to * 3 + 3)).flat()))
-      for (let k = 3; k < p.length; k += 3) this.line(p[k - 3]!, p[k - 2]!, p[k]!, p[k + 1]!, '#2f6fbf', 0.08 + 0.8 * (weight / top))
+      for (let k = 3; k < p.length; k += 3) this.line(p[k - 3]!, p[k - 2]!, p[k]!, p[k + 1]!, weight > 0 ? OF_ARCS.more : OF_ARCS.less, 0.08 + 0.8 * (Math.abs(weight) / top))
     }
   }
 

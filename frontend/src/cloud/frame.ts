@@ -38,7 +38,7 @@ export function cloudAt(all: Float32Array, tokens: number, at: number, out = new
 
 export interface Box { token: number; x: number; y: number; width: number; height: number }
 
-/** Labels that fit beside one another: those first in `order` win, a place once taken is taken. */
+/** Labels that fit beside one another: those first in `order` win, a place once taken is taken; a box of no token (below 0) only takes its place. */
 export function decluttered(order: number[], boxOf: (token: number) => Box | null, width: number, height: number, most: number): Box[] {
   const cell = 16
   const columns = Math.ceil(width / cell) + 1
@@ -62,23 +62,24 @@ export function decluttered(order: number[], boxOf: (token: number) => Box | nul
         if (here) here.push(box)
         else taken.set(row * columns + column, [box])
       }
-    kept.push(box)
+    if (token >= 0) kept.push(box)
   }
   return kept
 }
 
 export interface Arc { from: number; to: number; weight: number }
+export const OF_ARCS = { more: '#2f6fbf', less: '#d9622b' }
 
-/** The strongest pairs of a map of weights (query × key), of one query where one is given. */
+/** The strongest pairs of a map of weights (query × key), or of a change of it, of one query where one is given. */
 export function strongest(map: Float32Array, tokens: number, query: number | null, most = 200, least = 0.02): Arc[] {
   const arcs: Arc[] = []
   const rows = query === null ? Array.from({ length: tokens }, (_, row) => row) : [query]
   for (const from of rows)
     for (let to = 0; to < tokens; to++) {
       const weight = map[from * tokens + to]!
-      if (weight >= least && from !== to) arcs.push({ from, to, weight })
+      if (Math.abs(weight) >= least && from !== to) arcs.push({ from, to, weight })
     }
-  return arcs.sort((a, b) => b.weight - a.weight).slice(0, most)
+  return arcs.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, most)
 }
 
 /** Points of a bow from a to b that bends away from the middle of the cloud. */

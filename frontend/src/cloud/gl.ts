@@ -7,7 +7,7 @@ import {
 
 import { rgb } from '../palette'
 import { lensOf, project, times, viewOf, type Eye } from './camera'
-import { bow, type Scene } from './frame'
+import { bow, OF_ARCS, type Scene } from './frame'
 import { barbs } from './strokes'
 import { axisLines, labelled, placed, RADIUS, strength, type Hand, type Sheet } from './hand'
 import { sheetOf, type Sheet as Words } from './words'
@@ -231,11 +231,11 @@ export class Gl implements Hand {
     strokes.begin(3 + scene.arcs.length * 12 + scene.strokes.length * 3 + (scene.beside ? scene.tokens : 0))
     const muted = rgb(sheet.theme.muted)
     for (const one of axisLines(eye, sheet)) strokes.line(one.slice(0, 3), one.slice(3), muted, 0.7)
-    const blue = rgb('#2f6fbf')
-    const top = scene.arcs[0]?.weight ?? 1
+    const [more, less] = [rgb(OF_ARCS.more), rgb(OF_ARCS.less)]
+    const top = Math.abs(scene.arcs[0]?.weight ?? 1)
     for (const { from, to, weight } of scene.arcs) {
       const points = bow(places.subarray(from * 3, from * 3 + 3), places.subarray(to * 3, to * 3 + 3))
-      for (let k = 1; k < points.length; k++) strokes.line(points[k - 1]!, points[k]!, blue, 0.08 + 0.8 * (weight / top))
+      for (let k = 1; k < points.length; k++) strokes.line(points[k - 1]!, points[k]!, weight > 0 ? more : less, 0.08 + 0.8 * (Math.abs(weight) / top))
     }
     for (const one of scene.strokes) {
       const alpha = 0.85 * strength(scene, one.token)

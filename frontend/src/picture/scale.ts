@@ -22,13 +22,14 @@ export function ticks(low: number, high: number, count = 5): number[] {
   return out
 }
 
-/** Powers of ten from low to high, with twice and five times them where there are few. */
+/** Powers of ten from low to high, with twice and five times them where there are few; round numbers where even these are none. */
 export function decades(low: number, high: number): number[] {
   const powers: number[] = []
   for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) powers.push(10 ** k)
   const inside = (some: number[]) => some.filter((x) => low * 0.999 <= x && x <= high * 1.001)
   const tens = inside(powers)
-  return tens.length > 2 ? tens : inside(powers.flatMap((power) => [power, 2 * power, 5 * power]))
+  const more = inside(powers.flatMap((power) => [power, 2 * power, 5 * power]))
+  return tens.length > 2 ? tens : more.length > 1 ? more : ticks(low, high)
 }
 
 /** Evenly spaced numbers with as many digits as tell them apart. */

@@ -36,6 +36,10 @@ class Laplace(Score):
         scale = self.scale
         return Pointwise(SQUARED, lambda s: -scale * fast.root(-s))
 
+    @property
+    def per_distance(self) -> float:
+        return self.scale
+
     def of_heads(self, some: list[int]) -> "Laplace":
         return self
 

@@ -133,27 +133,6 @@ class Window(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Before(Mask):
-    """i - j >= distance: what lies at least so far back. With `Causal() & Window(distance)` it makes up the past."""
-
-    distance: int
-
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
-        return i[:, None] - j >= self.distance
-
-    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
-        return 0, max(min(high - self.distance, n), 0)
-
-    @property
-    def pair(self) -> Pair:
-        distance = self.distance
-        return lambda b, h, i, j: i - j >= distance
-
-    def of_heads(self, some: list[int]) -> "Before":
-        return self
-
-
-@dataclass(frozen=True, eq=False)
 class Prefix(Mask):
     """j <= i, or j < length: the prefix sees itself both ways, the rest is causal."""
 

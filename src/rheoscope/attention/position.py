@@ -15,7 +15,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +31,7 @@ At = Int[Tensor, " t"]
 PairTable = Float[Tensor, "t half"]
 Pulled = tuple[Tensor, dict[str, Tensor]]
 Biases = Float[Tensor, "*#bh m n"]
-PairBias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+PairBias = Callable[[Any, Any, Any, Any], Tensor]
 """Text, head, position of the query, position of the key."""
 
 
@@ -342,21 +343,30 @@ class Buckets(Biasing):
     def pair_bias(self, m: int, n: int) -> PairBias:
         """By offset: looked up once for all that there are."""
         most = max(m, n)
-        offsets = torch.arange(1 - most, most, device=self.table.device)
-        by_offset = self.table[self.bucket(offsets)].float().mT.contiguous()
+        shape = len(self.table), self.max_distance, self.bidirectional
+        by_offset = self.table[_of_offsets(most, self.table.device, *shape)].float().mT.contiguous()
         return lambda b, h, i, j: by_offset[h, j - i + (most - 1)]
 
     def bucket(self, offset: Int[Tensor, "*mn"]) -> Int[Tensor, "*mn"]:
-        buckets = len(self.table) // 2 if self.bidirectional else len(self.table)
-        ahead = (offset > 0) * buckets * self.bidirectional
-        distance = offset.abs() if self.bidirectional else (-offset).clamp(min=0)
-        exact = buckets // 2
-        far = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
-        far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)  # cut first: the sum would round up
-        return ahead + torch.where(distance < exact, distance, far)
+        return _bucket(offset, len(self.table), self.max_distance, self.bidirectional)
 
     def of_heads(self, some: list[int]) -> "Buckets":
         return replace(self, table=self.table[:, some])
+
+
+def _bucket(offset: Int[Tensor, "*mn"], rows: int, max_distance: int, bidirectional: bool) -> Int[Tensor, "*mn"]:
+    buckets = rows // 2 if bidirectional else rows
+    ahead = (offset > 0) * buckets * bidirectional
+    distance = offset.abs() if bidirectional else (-offset).clamp(min=0)
+    far = torch.log(distance.clamp(min=1).float() / (exact := buckets // 2)) / math.log(max_distance / exact)
+    far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)  # cut first: the sum would round up
+    return ahead + torch.where(distance < exact, distance, far)
+
+
+@lru_cache(maxsize=8)
+def _of_offsets(most: int, device: torch.device, *shape: Any) -> Int[Tensor, " offsets"]:
+    """Buckets of 1 - most … most - 1: made once, as a GPU waits for each thing that it is asked."""
+    return _bucket(torch.arange(1 - most, most, device=device), *shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -125,6 +125,11 @@ class Score(Part, ABC):
         """The map, by the name that kernels know, of which it is the bare inner product; nothing where it is not one."""
         return ""
 
+    @property
+    def per_distance(self) -> float:
+        """What a score falls by for every unit of |q - k|, where it is that distance and nothing else; 0 where it is not."""
+        return 0.0
+
     def flops(self, d: int) -> Flops:
         """What the matrix products of the definition cost, for tokens of width d."""
         raise self.untold("flops", "what it costs")

@@ -1,8 +1,9 @@
 """How fast every mechanism runs on this machine, how exactly, and in how much memory, beside torch's fused dot-product attention.
 
 Times are medians of rounds in which the mechanism and its peer take turns, so what slows the machine slows both. Errors are
-against the reference in float64, as a multiple of the peer's own error on the same tokens. A call that would take too
-long is left out, and said to be.
+against the reference in float64, as a multiple of the peer's own error on the same tokens, its scores as spread along a row as
+those of the mechanism: the further scores lie apart, the more digits every kernel's gradient loses. A call that would take
+too long is left out, and said to be.
 """
 
 import statistics
@@ -19,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from rheoscope.attention.definition import reference
-from rheoscope.attention.mask import Causal, Window
+from rheoscope.attention.mask import Causal, NoMask, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.attention.position import ALiBi, Buckets, alibi_slopes
@@ -163,13 +164,13 @@ def _told(name: str, mechanism: Mechanism, n: int, setting: Setting) -> Measured
     return Measured(name, n, choice.name, choice.why)
 
 
-def peer(mechanism: Mechanism, setting: Setting) -> Run:
-    """Torch's fused dot-product attention, causal where the mechanism takes a mask."""
+def peer(mechanism: Mechanism, setting: Setting, scale: float | None = None) -> Run:
+    """Torch's fused dot-product attention, causal where the mechanism takes a mask; scores divided by √d unless said."""
     causal, gpu = mechanism.domain.masked, setting.device == "cuda"
 
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(FUSED, set_priority=True) if gpu else nullcontext():
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
 
     return fused
 
@@ -232,11 +233,24 @@ def _wait(device: str) -> None:
 def errors(mechanism: Mechanism, lowering: str, setting: Setting) -> tuple[float, float | None]:
     """Off float64 by how many times the peer's own error: outputs, and the worst gradient of q, k and v."""
     inputs = setting.tokens(1, setting.exact)
-    plain = replace(Mechanism(), mask=Causal()) if mechanism.domain.masked else Mechanism()
+    scale = spread(mechanism, *inputs[:2]) / spread(Mechanism(Gram(scale=1.0)), *inputs[:2])
+    plain = Mechanism(Gram(scale=scale), mask=Causal() if mechanism.domain.masked else NoMask())
     graded = mechanism.domain.differentiable
     ours = _errors(mechanism, lambda q, k, v: mechanism.attend(q, k, v, lowering=lowering), inputs, graded)
-    theirs = _errors(plain, peer(mechanism, setting), inputs, graded)
+    theirs = _errors(plain, peer(mechanism, setting, scale), inputs, graded)
     return ours[0] / theirs[0], max(ours[1:]) / max(theirs[1:]) if graded else None
+
+
+def spread(mechanism: Mechanism, q: Tensor, k: Tensor) -> float:
+    """Standard deviation of the scores of a query, positions apart: 1 for dot products of normal tokens over √d.
+
+    >>> q, k = (torch.randn(1, 1, 200, 64, generator=Generator().manual_seed(seed)) for seed in range(2))
+    >>> round(spread(Mechanism(), q, k), 1), round(spread(ZOO["metric"](), q, k), 1)
+    (1.0, 9.8)
+    """
+    own = {at: x.double() for at, x in tensors(mechanism).items() if x.is_floating_point()}
+    s = with_tensors(mechanism, own).score(q.double(), k.double())
+    return float(s.var(-1).mean().sqrt())
 
 
 def _errors(mechanism: Mechanism, run: Run, inputs: tuple[Tensor, ...], graded: bool) -> list[float]:

@@ -14,8 +14,8 @@ from rheoscope.covers.chosen_heads import Chosen
 from rheoscope.space.model import LayerEdit
 from rheoscope.space.trace import Trace
 
-Means = list[Float[Tensor, "*b h e"]]
-"""What every head gives on average, layer by layer; of one text, or of each of several."""
+Means = list[Float[Tensor, "*b h _"]]
+"""What every head gives on average, layer by layer, each of its own width; of one text, or of each of several."""
 
 
 @torch.no_grad()

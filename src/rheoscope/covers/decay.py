@@ -24,6 +24,7 @@ from rheoscope.space.view import View
 if TYPE_CHECKING:
     import xarray
 
+ROUNDING = 1e-5
 Cloud = Float[Tensor, "b n d"]
 Followed = tuple[list[str], Float[Tensor, "change field"]]
 """Of one piece: the steps that were looked at, and its sums over tokens under every change."""
@@ -105,9 +106,15 @@ def exchanged(moved: Cloud, generator: Generator) -> Cloud:
     """The directions in which other tokens of the same text move."""
     found = torch.zeros_like(moved)
     for one, text in zip(found, moved, strict=True):
-        at = text.norm(dim=-1).nonzero()[:, 0]
+        at = _moved(text).nonzero()[:, 0]
         one[at] = text[at[torch.randperm(len(at), generator=generator).to(at.device)]]
     return _as_long(found, moved)
+
+
+def _moved(cloud: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
+    """Which tokens moved by more than rounding: the first of a causal text, which sees itself alone, does not."""
+    by = cloud.norm(dim=-1)
+    return by > ROUNDING * by.amax(-1, keepdim=True)
 
 
 def _as_long(directions: Cloud, moved: Cloud) -> Cloud:
@@ -165,7 +172,7 @@ def _then(first: Hook | None, second: Hook) -> Hook:
 def _deviations(plain: dict[str, Cloud], moved: dict[str, Cloud], kept: Bool[Tensor, "b n"]) -> list[Tensor]:
     """Of every text, summed over tokens: deviations (b, step), directions (b, step); and how many tokens, of each of the two (b, 1)."""
     start = next(iter(moved.values()))
-    there = kept & (start.norm(dim=-1) > 0)
+    there = kept & _moved(start)
     deviations = [(d.norm(dim=-1) / plain[step].norm(dim=-1) * kept).sum(-1) for step, d in moved.items()]
     directions = [(torch.cosine_similarity(d, start, dim=-1) * there).sum(-1) for d in moved.values()]
     counts = [over.sum(-1, keepdim=True).to(start) for over in (kept, there)]

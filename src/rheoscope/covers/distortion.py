@@ -19,6 +19,7 @@ from rheoscope.space.chance import drawn_rows
 from rheoscope.space.cores import on_cores
 from rheoscope.space.decomposed import svdvals
 from rheoscope.space.head import Heads, by_every_head
+from rheoscope.space.layer_by_layer import layer_by_layer
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import centred
@@ -88,7 +89,7 @@ def distortion(
         found.append(kernel(read, nearest, turns, seed, some))
         if progress is not None:
             progress(len(found), trace.view.layers)
-    values = {name: torch.stack([one[name] for one in found]) for name in found[0]}
+    values = {name: layer_by_layer([one[name] for one in found], beyond=torch.nan) for name in found[0]}
     values |= together(values)
     values.pop("rsa_drawn", None)
     coords = {
@@ -112,14 +113,16 @@ def kernel(
 ) -> dict[str, Tensor]:
     """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
     cloud, of, seen = read.hat.double(), geometry(read.hat, some), images(read.heads)
-    own = kept_with_error(of, in_one([image.of(cloud) for image in seen]), nearest)
+    even = [image.evenly(cloud) for image in seen]
+    own = kept_with_error(of, in_one([x * image.sizes[:, None] for x, image in zip(even, seen, strict=True)]), nearest)
     raw = kept(of, in_one([by_every_head(cloud, image.left) for image in seen]), nearest)
     found = dict(zip((*COMPARED, "rsa_error"), own.unbind(-1), strict=True))
     if len(some) == len(cloud):
         del found["rsa_error"]
     found |= {f"{name}_raw": raw[..., at] for at, name in enumerate(COMPARED)}
     found |= by_chance(cloud, of, seen, nearest, turns, seed) if len(turns) else {}
-    found["collapse"] = torch.stack([image.collapse(cloud - cloud.mean(0)) for image in seen], 1)
+    around = [x - x.mean(-2, keepdim=True) for x in (cloud, *even)]
+    found["collapse"] = torch.stack([collapse(around[0], x) for x in around[1:]], 1)
     return found | of_weights(read.heads, seen)
 
 
@@ -146,7 +149,8 @@ def many(traces: Traces, nearest: int = 5, keep_massive: bool = False) -> dict[s
         cloud = read.hat.double()
         row = of_images(cloud, there, [image.of(cloud) for image in seen], nearest, "")
         row |= of_images(cloud, there, [by_every_head(cloud, image.left) for image in seen], nearest, "_raw")
-        row["collapse"] = torch.stack([image.collapse(centred(cloud, there)) for image in seen], -1)
+        around = centred(cloud, there)
+        row["collapse"] = torch.stack([collapse(around, image.evenly(around)) for image in seen], -1)
         found.append(row | {name: x.expand(len(traces), *x.shape) for name, x in known.items()})
     values = {name: torch.stack([one[name] for one in found], 1) for name in found[0]}
     return values | {"mean_rsa": values["rsa"].mean((1, 2))}
@@ -169,12 +173,11 @@ def by_chance(
     single = [
         Image(image.left.float(), image.basis.float(), image.sizes.float()) for image in seen
     ]  # chance is coarser
-    drawn = torch.cat([
-        kept(of, in_one([image.of(cloud.float() @ Q) for image in single]), nearest) for Q in turns.split(at_once)
-    ])  # fmt: skip
+    clouds = (cloud.float() @ Q for Q in turns.split(at_once))
+    drawn = torch.cat([kept(of, in_one([image.of(x) for image in single]), nearest) for x in clouds])
     found = {f"{name}_null": drawn[..., at].mean(0) for at, name in enumerate(COMPARED)}
     found |= {f"{name}_null_sd": drawn[..., at].std(0) for at, name in enumerate(COMPARED)}
-    ranks = [image.left.shape[-1] for image in seen]
+    ranks = [int(image.rank.median()) for image in seen]
     null = {rank: random_projections(cloud, of, rank, nearest, len(turns), seed) for rank in set(ranks)}
     found |= {f"{name}_projection": torch.stack([null[r][at] for r in ranks]) for at, name in enumerate(COMPARED)}
     return found | {"rsa_drawn": drawn[..., COMPARED.index("rsa")]}
@@ -210,11 +213,11 @@ class Image:
     def rank(self) -> Float[Tensor, " h"]:
         return (self.sizes > 0).sum(-1).double()
 
-    def collapse(self, X: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b h"]:
-        """1 − ‖X U‖²/‖X‖² of a cloud X around its mean, U the basis; 0 for a cloud without variance."""
-        size = X.square().sum((-2, -1))[..., None]
-        seen = self.evenly(X).square().sum((-2, -1))
-        return share(size - seen, size)
+
+def collapse(X: Float[Tensor, "*b n d"], seen: Float[Tensor, "*b h n r"]) -> Float[Tensor, "*b h"]:
+    """1 − ‖X U‖²/‖X‖² of a cloud X around its mean and of X U, what is seen of it; 0 for a cloud without variance."""
+    size = X.square().sum((-2, -1))[..., None]
+    return share(size - seen.square().sum((-2, -1)), size)
 
 
 def images(heads: Heads) -> list[Image]:

@@ -1,7 +1,6 @@
 """What kind of head is it? Previous-token, induction, duplicate-token, sink, local, uniform, by the usual scores."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,9 +66,7 @@ def head_types(
     else:
         check_made_by(model, trace)
         probe = "the text"
-    values: dict[str, Any] = {
-        name: x[0] for name, x in many(replace(Traces.of(trace), view=model.view), reach, progress).items()
-    }
+    values: dict[str, Any] = {name: x[0] for name, x in many(Traces.of(trace), reach, progress).items()}
     values["type"] = named({name: x.cpu() for name, x in values.items()}, threshold)
     coords = {"layer": range(model.view.layers), "head": range(model.view.heads)}
     attributes = {"probe": probe, "threshold": threshold, "reach": reach, "seed": seed}

@@ -13,6 +13,7 @@ from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.cores import on_cores
 from rheoscope.space.decomposed import eigvals
 from rheoscope.space.head import Heads, Relevance
+from rheoscope.space.layer_by_layer import layer_by_layer
 from rheoscope.space.operator import Factored
 from rheoscope.space.share import exact, share
 from rheoscope.space.view import View
@@ -71,7 +72,7 @@ def operators(
         rows.append(row)
         if progress is not None:
             progress(len(rows), view.layers)
-    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    values = {name: layer_by_layer([row[name] for row in rows], beyond=0.0) for name in rows[0]}
     values |= {f"mean_{name}": values[name].double().mean() for name in TESTED}
     values |= mean_draws(values, width(view.blocks[0], raw), draws, seed) if draws else {}
     coords = {"layer": range(view.layers), "head": range(view.heads), "offset": list(OFFSETS)}

@@ -113,9 +113,7 @@ def side(norm: Norm, cloud: Float[Tensor, "c *b n d"], W: Tensor, b: Tensor | No
     parts = torch.cat([tokens, bias[None]])
     if then is None:
         return parts
-    whole = parts.sum(0)
-    scale = (whole.square().mean(-1, keepdim=True) + (then.eps or 0.0)).rsqrt()
-    return parts * scale * (1.0 if then.gain is None else then.gain.to(W))
+    return parts * then.scale(parts.sum(0)) * (1.0 if then.gain is None else then.gain.to(W))
 
 
 def placed(heads: Heads, q: Parts, k: Parts) -> tuple[Parts, Parts]:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.flow.cloud import clouds, of_types, placed, points_of
 from rheoscope.flow.gathering import gathered
 from rheoscope.shapes import RheoscopeError
@@ -82,12 +83,14 @@ def batch(traces: Traces, space: str = "raw", grain: str = "layer", keep_massive
     there, view = traces.counted(keep_massive, least=3), traces.view
     half = view.as_read(traces.points[:0]).dtype.itemsize < 4
     dtypes = (torch.float32, view.dtype) if half else (torch.float64, torch.float64)
-    at = points_of(traces, grain)
-    clouds = (placed(view, traces.points[:, point], space).to(dtypes[0]) for point in at)
+    every = slice(None, None, points_of(traces, grain)[1])  # points of a grain are equally far apart, the first is 0
+    points, norms = (x.transpose(0, 1)[every] for x in (traces.points, traces.norms))
+    some = max(1, numbers_in_cache(points.device) // (points[0].numel() * (points.shape[-2] // points.shape[-1] + 1)))
+    clouds = (placed(view, x, space).to(dtypes[0]) for x in points.split(some))
     if space == "raw":
-        return gathered(clouds, traces.norms[:, at].to(dtypes[0]), there, dtypes[1])
+        return gathered(clouds, norms.to(dtypes[0]), there, dtypes[1])
     seen = list(clouds)
-    return gathered(seen, torch.stack([x.norm(dim=-1) for x in seen], 1), there, dtypes[1])
+    return gathered(seen, torch.cat([x.norm(dim=-1) for x in seen]), there, dtypes[1])
 
 
 def kernel(

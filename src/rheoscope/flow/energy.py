@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.attention.mask import Mask, NoMask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition
@@ -74,8 +75,8 @@ def batch(
     """The heads of every layer on many texts at once: every field of `energy`."""
     values = kernel(traces, traces.counted(keep_massive, least=2), progress)
     values |= {name: x.expand(len(traces), *x.shape) for name, x in of_weights(traces.view).items()}
-    q = torch.stack([found_beyond_chance(*text) for text in zip(values["z"], values["alignment_z"], strict=True)])
-    q = q.to(values["z"].device)
+    of_texts = zip(values["z"].cpu(), values["alignment_z"].cpu(), strict=True)  # one by one, where asking costs little
+    q = torch.stack([found_beyond_chance(*text) for text in of_texts]).to(values["z"].device)
     return values | {"q_value": q, "gradient_like": q <= LEVEL}
 
 
@@ -93,16 +94,27 @@ def kernel(
 
 
 def of_weights(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
-    """All that the weights alone tell."""
+    """All that the weights alone tell; heads of as many layers together as a device holds: a GPU waits for each thing that it is asked."""
     rows: list[dict[str, Tensor]] = []
-    form = None
-    for layer, heads in enumerate(view.blocks):
-        M, F = heads.M().exact(), heads.F().exact()
-        before, form = form, whole(M, len(heads.W_K))
-        rows.append(alignments(M, F, len(heads.W_K)) | {"landscape": torch.full_like(form[0, 0], float("nan"))})
-        if before is not None:
-            rows[layer - 1]["landscape"] = turned_from(before, [form])[0]
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    landscapes: list[Tensor] = []
+    form: Tensor | None = None
+    each = sum(x.numel() for x in (view.blocks[0].W_Q, view.blocks[0].W_K, view.blocks[0].W_V, view.blocks[0].W_O))
+    some = max(1, numbers_at_once(view.blocks[0].W_Q.device) // each)
+    for low in range(0, view.layers, some):
+        part = view.blocks[low : low + some]
+        Ms, Fs = [heads.M().exact() for heads in part], [heads.F().exact() for heads in part]
+        found = alignments(side_by_side(Ms), side_by_side(Fs), sum(len(heads.W_K) for heads in part))
+        rows.append({name: x.unflatten(0, (len(part), -1)) for name, x in found.items()})
+        for heads, one in zip(part, Ms, strict=True):
+            before, form = form, whole(one, len(heads.W_K))
+            if before is not None:
+                landscapes.append(turned_from(before, [form])[0])
+    landscapes.append(torch.full_like(rows[0]["symmetry"][0, 0], float("nan")))
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]} | {"landscape": torch.stack(landscapes)}
+
+
+def side_by_side(of: list[Factored]) -> Factored:
+    return of[0] if len(of) == 1 else Factored(torch.cat([x.left for x in of]), torch.cat([x.right for x in of]))
 
 
 def of_layer(trace: Trace | Traces, layer: int, there: There) -> dict[str, Tensor]:

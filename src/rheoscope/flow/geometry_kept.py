@@ -7,12 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import numbers_in_cache
+from rheoscope.attention.lower.kernels.offer import TRITON
 from rheoscope.flow.cloud import clouds, placed, points_of
-from rheoscope.flow.token_pairs import drawn_pairs, every_pair, sampling_error
+from rheoscope.flow.token_pairs import Pairs, drawn_pairs, every_pair, sampling_error
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import mlp_at
-from rheoscope.space.pairs import distances
+from rheoscope.space.pairs import distances, rounding
 from rheoscope.space.product import difference, inner
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import There, centred, kept, kept_rows, mean
@@ -22,6 +24,9 @@ from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
+
+LONGEST, FEW = 16384, 16
+"""Tokens of a row, and nearest ones of it, up to which a GPU finds these in one pass."""
 
 
 @torch.no_grad()
@@ -106,15 +111,17 @@ def kernel(
     seed: int,
 ) -> dict[str, Tensor]:
     """Every cloud of every text, seen from its mean, against the first and against those `strides` before it."""
-    chosen, ranks, near, rows = None, [], [], []
+    chosen, apart, near = None, [], []
     for x in clouds:
-        far = distances(inner(x))
-        chosen = chosen or (every_pair(far, there) if pairs is None else drawn_pairs(far, there, pairs, seed))
-        ranks.append(chosen.ranks(far))
-        rows.append(chosen.pulls(ranks[-1], far.shape[-1]))
-        near.append(neighbours_of(far, nearest, there))
+        table = inner(x)
+        chosen = chosen or (every_pair(table, there) if pairs is None else drawn_pairs(table, there, pairs, seed))
+        far, close = of_cloud(table, chosen, nearest, there)
+        apart.append(far)
+        near.append(close)
     assert chosen is not None, "every text has a first cloud"
-    rank, close, row = torch.stack(ranks), torch.stack(near), torch.stack(rows)
+    some = max(1, numbers_in_cache(apart[0].device) // apart[0].numel())  # a GPU waits for each thing that it is asked
+    rank = torch.cat([chosen.ranks(torch.stack(apart[low : low + some])) for low in range(0, len(apart), some)])
+    close, row = torch.stack(near), chosen.pulls(rank, near[0].shape[-2])
     table = rank.new_full((3, 1 + len(strides), len(rank), rank.shape[1]), float("nan"))
     for column, back in enumerate([0, *strides]):
         now, was = (slice(None), slice(1)) if not back else (slice(back, None), slice(None, max(0, len(rank) - back)))
@@ -124,6 +131,18 @@ def kernel(
     found = {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": spread, "neighbours": neighbours}
     found["neighbours_null"] = nearest / (chosen.tokens - 1)
     return found if pairs is None else found | {"rsa_error": sampling_error(rsa, pairs)}
+
+
+def of_cloud(
+    table: Float[Tensor, "b n n"], pairs: Pairs, nearest: int, there: There
+) -> tuple[Float[Tensor, "b pairs"], Int[Tensor, "b n k"]]:
+    """Distances of pairs, and the nearest of every token, from inner products; on a GPU no table of distances is made."""
+    if TRITON and table.is_cuda and table.dtype == torch.float32 and table.shape[-1] <= LONGEST and nearest <= FEW:
+        from rheoscope.flow.kernels import nearest as kernels  # Triton, which not every machine has
+
+        return pairs.from_inner(table), kernels.nearest(table, nearest, there, rounding(table.dtype))
+    far = distances(table)
+    return pairs.of(far), neighbours_of(far, nearest, there)
 
 
 def erasures(trace: Trace | Traces, there: There) -> dict[str, Tensor]:

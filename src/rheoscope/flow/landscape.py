@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, positions, scores
 from rheoscope.attention.lower.block_size import numbers_in_cache
+from rheoscope.attention.lower.kernels.offer import TRITON
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError
@@ -27,6 +28,8 @@ from rheoscope.space.head import Heads, through
 from rheoscope.space.operator import Factored
 from rheoscope.space.transposed import transposed
 
+WIDTHS = (16, 32, 64, 128)
+"""Of heads whose rows our own kernel holds."""
 Queries = Float[Tensor, "*b h n k"]
 
 
@@ -46,7 +49,7 @@ class Landscape:
         """Λ_i of every head at other queries (before QK-norm and rotation)."""
         q = self.placed(queries)
         if self.fused(q):
-            total = self.log_totals(q, self.keys[..., :8])[0]
+            total = self.log_totals(q, averaged=False)[0]
         else:
             total = torch.cat([self.weighed(q, *at)[0] for at in self.blocks(q)], -1)
         return (total - self.log_counts()).reshape(queries.shape[:-1])
@@ -64,7 +67,7 @@ class Landscape:
     def pulled(self, q: Float[Tensor, "b h n k"]) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h n k"]]:
         """log Σ_j e^{s_ij}, and its gradient by the placed queries."""
         if self.fused(q):
-            total, seen = self.log_totals(q, self.keys)
+            total, seen = self.log_totals(q)
             return total, seen * self.scale
         found = []
         for rows, columns in self.blocks(q):
@@ -87,12 +90,26 @@ class Landscape:
         return form.scale
 
     def log_totals(
-        self, q: Float[Tensor, "b h n k"], values: Float[Tensor, "b h n e"]
-    ) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h n e"]]:
-        """log Σ_j e^{s_ij} and Σ_j α_ij v_j, by torch's memory-efficient kernel, in float32."""
+        self, q: Float[Tensor, "b h n k"], averaged: bool = True
+    ) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h averaged e"]]:
+        """log Σ_j e^{s_ij} and Σ_j α_ij k_j (anything, where it is not asked), in float32.
+
+        By our own kernel, or by torch's where rows do not fit its tiles.
+        """
         causal = self.mechanism.mask.is_causal
+        if TRITON and q.shape[-1] in WIDTHS:
+            from rheoscope.attention.lower.kernels.totals import log_totals  # Triton, which not every machine has
+
+            return log_totals(q.contiguous(), self.keys.contiguous(), self.scale, causal, averaged)
         out, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            q.contiguous(), self.keys, values, None, True, 0.0, causal, scale=self.scale
+            q.contiguous(),
+            self.keys,
+            self.keys if averaged else self.keys[..., :8],
+            None,
+            True,
+            0.0,
+            causal,
+            scale=self.scale,
         )
         return total[..., : q.shape[-2]], out
 
@@ -126,8 +143,10 @@ class Landscape:
 
     def log_counts(self) -> Float[Tensor, "*one n"]:
         """log n_i: how many keys a query may see, the sink not counted."""
-        n = self.keys.shape[-2]
-        return self.mechanism.mask(*positions(n, n, self.keys.device)).sum(-1).to(self.keys.dtype).log()
+        n, mask = self.keys.shape[-2], self.mechanism.mask
+        if mask.is_causal:
+            return torch.arange(1, n + 1, dtype=self.keys.dtype, device=self.keys.device).log()
+        return mask(*positions(n, n, self.keys.device)).sum(-1).to(self.keys.dtype).log()
 
     def blocks(self, q: Float[Tensor, "b h n k"]) -> Iterator[tuple[slice, slice]]:
         """Rows of queries, and all keys that any of them may see: keys after a block are never touched."""

@@ -8,6 +8,9 @@ from rheoscope.space.chance import permutations, successors
 from rheoscope.space.share import exact
 from rheoscope.space.view import View
 
+TABLE = 40
+"""So many times faster a number is a product of matrices: with draws that are rarer among all pairs these are not all computed."""
+
 
 def sees_next(view: View) -> bool:
     """Whether a token may read the one after it, as in an encoder: what comes next is then no prediction.
@@ -56,9 +59,17 @@ def toward_next(
     words = words_out(view, ids).to(points.device)
     words = _unit(words - words[here + 1].mean(0))
     after = torch.cat([here[None] + 1, successors(len(ids), draws, seed)[:, here]])
-    rows = torch.arange(len(asked))
-    found = torch.stack([(_directions(x)[asked] @ words.mT)[rows, after].mean(-1) for x in points])
+    found = torch.stack([mean_cosines(_directions(x)[asked], words, after) for x in points])
     return found[:, 0], found[:, 1:]
+
+
+def mean_cosines(
+    x: Float[Tensor, "n d"], words: Float[Tensor, "m d"], after: Int[Tensor, "draw n"]
+) -> Float[Tensor, " draw"]:
+    """Mean inner product of every token with the word that each draw gives it; of few draws without the table of all pairs."""
+    if TABLE * len(after) < len(words):
+        return torch.stack([(x * words[one]).sum(-1).mean() for one in after])
+    return (x @ words.mT)[torch.arange(len(x)), after].mean(-1)
 
 
 def next_type_share(

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.space.pairs import apart
 from rheoscope.space.ranks import unit_ranks
 from rheoscope.space.texts import There
 
@@ -24,16 +25,27 @@ class Pairs:
     usable: Bool[Tensor, "b pairs"] | None = None
     of_all: Float[Tensor, " b"] | None = None
 
-    def ranks(self, far: Float[Tensor, "b n n"]) -> Float[Tensor, "b pairs"]:
-        """Of the distances of these pairs, centred and of length 1: inner products of two are Spearman's correlation."""
-        return unit_ranks(far.flatten(1).gather(1, self.i * far.shape[-1] + self.j), self.usable)
+    def of(self, table: Float[Tensor, "b n n"]) -> Float[Tensor, "b pairs"]:
+        """What a table holds of these pairs."""
+        return table.flatten(1).gather(1, self.i * table.shape[-1] + self.j)
 
-    def pulls(self, rank: Float[Tensor, "b pairs"], n: int) -> Float[Tensor, "b 2"]:
+    def from_inner(self, inner: Float[Tensor, "b n n"]) -> Float[Tensor, "b pairs"]:
+        """The same from inner products, without a table of all distances."""
+        length = inner.diagonal(dim1=-2, dim2=-1)
+        return apart(length.gather(1, self.i) + length.gather(1, self.j), self.of(inner))
+
+    def ranks(self, far: Float[Tensor, "p b pairs"]) -> Float[Tensor, "p b pairs"]:
+        """Of distances of these pairs, centred and of length 1: inner products of two are Spearman's correlation."""
+        return unit_ranks(far, None if self.usable is None else self.usable.expand(far.shape))
+
+    def pulls(self, rank: Float[Tensor, "p b pairs"], n: int) -> Float[Tensor, "p b 2"]:
         """Σ_{i≠j} a_ij² and Σ a_ij a_il over distinct i, j, l of the table of these ranks: all that Mantel's null needs.
 
         From pairs drawn at random the second is estimated without bias: that of a pair with itself is taken away.
         """
-        rows = rank.new_zeros(len(rank), n).scatter_add_(1, self.i, rank).scatter_add_(1, self.j, rank)
+        rows = rank.new_zeros(*rank.shape[:-1], n)
+        for end in (self.i, self.j):
+            rows.scatter_add_(-1, end.expand(rank.shape), rank)
         squares = 2 * rank.square().sum(-1)
         apart = rows.square().sum(-1) - squares
         return torch.stack([squares, apart if self.of_all is None else self.of_all.to(rank) * apart - squares], -1)

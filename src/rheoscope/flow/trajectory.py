@@ -14,6 +14,7 @@ from rheoscope.flow.cloud import clouds, placed
 from rheoscope.flow.projection import on_plane, plane
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.carried import Carried, dot
+from rheoscope.space.layer_by_layer import layer_by_layer
 from rheoscope.space.product import inner
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import There, kept, mean
@@ -220,15 +221,16 @@ def whole_steps(
 ) -> Float[Tensor, "layer *b n d"]:
     """What the attention of each layer does to the tokens as a whole."""
     if moved is not None:
-        return moved[..., [trace.where[layer] for layer in layers], :].movedim(-2, 0)
+        each = moved.shape[-2] // trace.view.layers  # steps of a layer; a slice copies nothing
+        return moved[..., trace.where[layers[0]] :: each, :].movedim(-2, 0)[: len(layers)]
     ends = [(trace.middle[layer], trace.where[layer]) for layer in layers]
     return torch.stack([exact(points[..., end, :, :]) - exact(points[..., start, :, :]) for end, start in ends])
 
 
 def of_layers(made: list[Carried], whole: Float[Tensor, "layer *b n d"], there: There) -> Float[Tensor, "2 *b layer h"]:
     """The same of some layers side by side."""
-    moved = torch.stack([one.moved for one in made]) if len(made) > 1 else made[0].moved[None]
-    write = torch.stack([one.write for one in made]).to(moved.dtype)
+    moved = layer_by_layer([one.moved for one in made], beyond=0.0) if len(made) > 1 else made[0].moved[None]
+    write = layer_by_layer([one.write.mT for one in made], beyond=0.0).mT.to(moved.dtype)
     inner_of_rows = (write @ write.mT).unflatten(0, (-1, *(1,) * (moved.ndim - 4)))
     length = dot(moved @ inner_of_rows, moved).clamp(min=0).sqrt()
     seen = (whole.to(moved.dtype).flatten(1, -2) @ write.flatten(1, 2).mT).unflatten(-1, write.shape[1:3])

@@ -264,9 +264,18 @@ def directed(x: Cloud, y: Cloud) -> Int[Tensor, " n"]:
 
 
 def equal_points(x: Cloud) -> Bool[Tensor, "n n"]:
-    """Which tokens stand at one point, but for the rounding of float32: they are one type."""
-    apart = distances(inner_products(x))
-    return (apart <= 1e-6 * x.norm(dim=-1).amax()).cpu()
+    """Which tokens stand at one point, but for the rounding of float32: they are one type.
+
+    Equal points are equally far from the first one: pairs are held against each other only where that holds.
+    """
+    near = 1e-6 * x.norm(dim=-1).amax()
+    line, order = (x - x[0]).norm(dim=-1).sort()
+    runs = order.tensor_split((line.diff() > 2 * near).nonzero()[:, 0].cpu() + 1)
+    same = torch.eye(len(x), dtype=torch.bool, device=x.device)
+    for some in runs:
+        if len(some) > 1:
+            same[some[:, None], some] = distances(inner_products(x[some])) <= near
+    return same.cpu()
 
 
 def in_place(partner: Int[Tensor, " n"], same: Bool[Tensor, "n n"]) -> float:

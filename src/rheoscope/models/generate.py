@@ -149,8 +149,9 @@ def within_nucleus(logits: Logits, p: float) -> Logits:
     """
     ordered, at = logits.sort(descending=True, stable=True)
     chances = ordered.softmax(-1)
-    before = chances.cumsum(-1) - chances
-    return torch.empty_like(logits).scatter(-1, at, ordered.masked_fill(before >= p, -torch.inf))
+    beyond = chances.cumsum(-1) - chances >= p
+    beyond[..., 0] = False  # the likeliest stays, though p be 0 in float32
+    return torch.empty_like(logits).scatter(-1, at, ordered.masked_fill(beyond, -torch.inf))
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.attention.memory import fitting
@@ -90,7 +91,7 @@ def ask(
 
     `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
     `controls` make the same text in untrained models; they are asked what `CONTROLLED` says, without nulls, in a thread of their own,
-    which then asks of the text what comes last.
+    which then asks of the text what comes last. Neither thread waits for the other as long as there is something to ask.
     `by` answers of the text itself, where not `answer` does: one that remembers what was asked before.
 
     >>> import rheoscope as rs
@@ -98,20 +99,47 @@ def ask(
     >>> sorted(ask(Subject(model, "a", model.trace("a")), [Ask("clusters"), Ask("trajectory")]).left_out)
     ['clusters']
     """
-    so_far = begun(subject, nulls)
-    by = by or answer
+    so_far, by = begun(subject, nulls), by or answer
+    put = partial(_asked, subject, tell=tell, by=by)
     with _second_thread() as submit:
         known = controlled(controls, [one for one in asks if _controls(one.name, subject)], submit)
         alone = [one for one in reversed(asks) if known and one.name not in STAND_ON]
         alone.sort(key=lambda one: one.name not in BEGUN_FIRST)
         early = {one: submit(_asked, subject, one, so_far, None, by) for one in alone}
-        for one in asks:
-            waits = one not in early or early[one].cancel()  # nobody has begun
-            so_far = _asked(subject, one, so_far, tell, by) if waits else so_far.joined(early[one].result())
+        for at, one in enumerate(asks, 1):
+            if _nobody_at(early.get(one)):
+                so_far = put(one, so_far)
+            else:
+                early |= _meanwhile(early[one], asks[at:], early, so_far, put)
+                so_far = so_far.joined(early[one].result())
             if one.name in known:
+                early |= _meanwhile(known[one.name], asks[at:], early, so_far, put)
                 so_far = _with_controls(so_far, known[one.name])
             hear(so_far)
     return so_far
+
+
+Early = dict[Ask, "Future[Answers]"]
+"""What is answered before its turn, or will be."""
+
+
+def _nobody_at(future: "Future[Any] | None") -> bool:
+    """Whether nobody has begun; then nobody will, but who asks here."""
+    return future is None or future.cancel()
+
+
+def _meanwhile(
+    awaited: "Future[Any]", later: Sequence[Ask], early: Early, so_far: Answers, put: Callable[[Ask, Answers], Answers]
+) -> Early:
+    """While something is awaited: what comes later, nobody has begun, and stands on nothing that is not known."""
+    found: Early = {}
+    for one in later:
+        if awaited.done():
+            break
+        if (one.name not in STAND_ON or so_far.asked(STAND_ON[one.name])) and _nobody_at(early.get(one)):
+            found[one] = Future()
+            found[one].set_result(put(one, so_far))
+    return found
 
 
 def begun(subject: Subject, nulls: bool) -> Answers:

@@ -16,6 +16,8 @@ SIDES = {"right": (0.5, 0.0), "left": (-0.5, 0.0), "above": (0.0, 0.5), "below":
 COVERED = 1
 """Dots that a name may cover where it has no free side."""
 LONGEST = 16
+PART = 64
+"""Names whose boxes are held against all dots at once."""
 
 
 @dataclass(frozen=True)
@@ -40,37 +42,50 @@ def named(names: Sequence[Name], dots: np.ndarray, spans: Spans, most: int, colu
     [('one', 'right'), ('the same', 'left'), ('other', 'right')]
     """
     words: list[Word] = []
-    width, taken = (spans[0][1] - spans[0][0]) / columns, np.empty((0, 4))
-    for name in names:
-        text = name.text if len(name.text) <= LONGEST else name.text[: LONGEST - 1] + "…"
-        boxes = {where: box(name, len(text), where, width) for where in SIDES}
-        room = [where for where, one in boxes.items() if name.strong or _fits(one, taken, spans)]
-        best = min(room, key=lambda where: (_meets(boxes[where], taken), covered(boxes[where], dots)), default=None)
-        if best is not None and (name.strong or covered(boxes[best], dots) <= COVERED) and len(words) < most:
-            words.append(Word(name.x, name.y, text, best, name.strong))
-            taken = np.vstack([taken, boxes[best]])
+    taken = np.empty((0, 4))
+    boxes = around(names, (spans[0][1] - spans[0][0]) / columns)
+    hidden, strong = covered(boxes, dots), np.array([name.strong for name in names], dtype=bool)
+    room = ((hidden <= COVERED) & _inside(boxes, spans)) | strong[:, None]
+    for at in np.flatnonzero(room.any(1)).tolist():
+        name, met = names[at], _meets(boxes[at], taken)
+        _, _, side = min((met[side], hidden[at, side], side) for side in np.flatnonzero(room[at]))
+        if len(words) < most and (name.strong or not met[side]):
+            words.append(Word(name.x, name.y, written(name), tuple(SIDES)[side], name.strong))
+            taken = np.vstack([taken, boxes[at, side]])
     return words
 
 
-def box(name: Name, letters: int, where: str, width: float) -> np.ndarray:
-    """Left, low, right and high of a name that stands on one side of its dot."""
-    wide, tall, off = letters * LETTER * width, LINE * width, OFF * width * (2 if name.strong else 1)
-    across, up = SIDES[where]
-    x, y = name.x + across * (wide + 2 * off), name.y + up * (tall + 2 * off)
-    return np.array([x - wide / 2, y - tall / 2, x + wide / 2, y + tall / 2])
+def written(name: Name) -> str:
+    """The text of a name, cut where it is long."""
+    return name.text if len(name.text) <= LONGEST else name.text[: LONGEST - 1] + "…"
 
 
-def covered(one: np.ndarray, dots: np.ndarray) -> int:
-    """How many dots a box covers."""
-    left, low, right, high = one
+def around(names: Sequence[Name], width: float) -> np.ndarray:
+    """Left, low, right and high (names, sides, 4) of every name on every side of its dot."""
+    strong = np.array([name.strong for name in names], dtype=bool)
+    size = np.array([(len(written(name)) * LETTER * width, LINE * width) for name in names]).reshape(-1, 1, 2)
+    off = (OFF * width * np.where(strong, 2, 1))[:, None, None]
+    dots = np.array([(name.x, name.y) for name in names]).reshape(-1, 1, 2)
+    middle = dots + np.array(list(SIDES.values())) * (size + 2 * off)
+    return np.concatenate([middle - size / 2, middle + size / 2], -1)
+
+
+def covered(boxes: np.ndarray, dots: np.ndarray) -> np.ndarray:
+    """How many dots every box (names, sides, 4) covers; in parts, which fit a fast memory."""
     x, y = dots.T
-    return int(((x > left) & (x < right) & (y > low) & (y < high)).sum())
+
+    def of(some: np.ndarray) -> np.ndarray:
+        left, low, right, high = np.moveaxis(some, -1, 0)[..., None]
+        return ((x > left) & (x < right) & (y > low) & (y < high)).sum(-1)
+
+    return np.concatenate([of(some) for some in np.array_split(boxes, len(boxes) // PART + 1)])
 
 
-def _meets(one: np.ndarray, taken: np.ndarray) -> int:
-    return int(((taken[:, :2] < one[2:]) & (taken[:, 2:] > one[:2])).all(1).sum())
+def _meets(boxes: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    """How many boxes that are taken each of these (sides, 4) meets."""
+    return ((taken[:, :2] < boxes[:, None, 2:]) & (taken[:, 2:] > boxes[:, None, :2])).all(-1).sum(-1)
 
 
-def _fits(one: np.ndarray, taken: np.ndarray, spans: Spans) -> bool:
-    (left, right), (low, high) = spans
-    return left <= one[0] and one[2] <= right and low <= one[1] and one[3] <= high and not _meets(one, taken)
+def _inside(boxes: np.ndarray, spans: Spans) -> np.ndarray:
+    low, high = np.array(spans).T
+    return ((low <= boxes[..., :2]) & (boxes[..., 2:] <= high)).all(-1)

@@ -7,7 +7,7 @@ studio and to notebooks it travels as it is. So all show the same numbers.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -33,7 +33,7 @@ Numbers = Sequence[float | int] | np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Values at x; `style` is solid, dashed, hair (thin and light), dots, rings or stars.
+    """Values at x; `style` is solid, dashed, hair (thin and light), dots, rings or stars. Of a single value any line is a dot.
 
     With `tip` the whole line answers a pointer, with `tips` each of its dots does, else every x.
     """
@@ -45,6 +45,11 @@ class Line:
     style: str = "solid"
     tip: str = ""
     tips: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        there = islice((y for y in self.y if math.isfinite(y)), 2)
+        if self.style in ("solid", "dashed", "hair") and sum(1 for _ in there) == 1:
+            object.__setattr__(self, "style", "dots")  # frozen from now on
 
     @property
     def answers(self) -> bool:
@@ -268,15 +273,15 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Powers of ten from low to high, with twice and five times them where there are few.
+    """Powers of ten from low to high, with twice and five times them where there are few; round numbers where even these are none.
 
-    >>> decades(1.0, 2500.0), decades(30.0, 250.0)
-    ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0])
+    >>> decades(1.0, 2500.0), decades(30.0, 250.0), decades(0.52, 0.94)
+    ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0], [0.6, 0.7, 0.8, 0.9])
     """
     powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     all_of_them = [power * times for power in powers for times in (1, 2, 5)]
     tens, more = ([x for x in some if low * 0.999 <= x <= high * 1.001] for some in (powers, all_of_them))
-    return tens if len(tens) > 2 else more
+    return tens if len(tens) > 2 else more if len(more) > 1 else ticks(low, high)
 
 
 def number(value: float) -> str:

@@ -199,10 +199,10 @@ def student(t: Float[Tensor, "*h"], freedom: int) -> Float[Tensor, "*h"]:
     """
     odd, angle = freedom % 2, (t.double().abs() / math.sqrt(freedom)).atan()
     term = angle.sin() * (angle.cos() if odd else 1)
-    total = torch.zeros_like(term)
+    total, square = torch.zeros_like(term), angle.cos().square()
     for k in range(2 + odd, freedom + 1, 2):
         total = total + term
-        term = term * angle.cos().square() * (k - 1) / k
+        term = term * square * ((k - 1) / k)
     within = (angle + total) * 2 / math.pi if odd else total
     return (1 - within).clamp(min=0).to(t)
 

@@ -27,9 +27,18 @@ def distances_between(
     inner: Float[Tensor, "*t m n"], rows: Float[Tensor, "*t m"], columns: Float[Tensor, "*t n"]
 ) -> Float[Tensor, "*t m n"]:
     """‖x_i − y_j‖ from ⟨x_i, y_j⟩ and the squared lengths of both; what is nothing but rounding is 0."""
-    both = rows[..., :, None] + columns[..., None, :]
+    return apart(rows[..., :, None] + columns[..., None, :], inner)
+
+
+def apart(both: Float[Tensor, "*p"], inner: Float[Tensor, "*p"]) -> Float[Tensor, "*p"]:
+    """‖x − y‖ from ‖x‖² + ‖y‖² and ⟨x, y⟩; what is nothing but rounding is 0."""
     square = both.sub(inner, alpha=2)
-    return torch.where(square > 450 * torch.finfo(inner.dtype).eps * both, square, 0).sqrt()
+    return torch.where(square > rounding(inner.dtype) * both, square, 0).sqrt()
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """A squared distance that is a smaller share of both squared lengths is nothing but rounding."""
+    return 450 * torch.finfo(dtype).eps
 
 
 def cosines(inner: Table) -> Table:

@@ -33,10 +33,11 @@ def inner(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n n"]:
     return torch.bmm(rows, rows.mT, out_dtype=torch.float32).unflatten(0, x.shape[:-2])
 
 
-def weighed(weights: Float[Tensor, "b k n"], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b k d"]:
+def weighed(weights: Float[Tensor, "*b k n"], x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b k d"]:
     """Σ_i w_i x_i of many texts, sums in float32 or better; weights rounded to bfloat16 where x is, which has their range."""
     if x.is_cuda and x.dtype == torch.bfloat16:
-        return torch.bmm(weights.bfloat16(), x, out_dtype=torch.float32)
+        w, rows = (y.reshape(-1, *y.shape[-2:]) for y in (weights.bfloat16(), x))
+        return torch.bmm(w, rows, out_dtype=torch.float32).unflatten(0, x.shape[:-2])
     return weights @ x.to(weights.dtype)
 
 

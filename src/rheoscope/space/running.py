@@ -11,6 +11,7 @@ from typing import Any, overload
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rheoscope.attention.memory import fitting
 from rheoscope.cards import card, counted
@@ -267,9 +268,10 @@ def whole_numbers(text: Any) -> Int[Tensor, " n"]:
 
 
 def room(description: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
-    """Where the points of a batch will stand, in float32 or better; each text's after each other."""
+    """Where the points of a batch will stand, in float32 or better: the clouds of all texts after one step side by side, as
+    the model makes them and as kernels read them."""
     width, dtype = description.blocks[0].W_O.shape[-1], description.blocks[0].W_O.dtype
-    return torch.empty(len(ids), len(taps(description)), ids.shape[1], width, device=ids.device, dtype=dtype)
+    return torch.empty(len(taps(description)), *ids.shape, width, device=ids.device, dtype=dtype).transpose(0, 1)
 
 
 def traced(
@@ -305,7 +307,7 @@ def padded(
     batch: Sequence[Tensor], device: torch.device | None = None
 ) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"] | None]:
     """Texts side by side, padded on the right; None where nothing is padded, so that the fused kernel stays plain."""
-    longest = max(len(ids) for ids in batch)
-    ids = torch.stack([torch.nn.functional.pad(one, (0, longest - len(one))) for one in batch])
-    there = torch.stack([torch.arange(longest) < len(one) for one in batch])
-    return ids.to(device), None if bool(there.all()) else there.to(device)
+    ids, lengths = pad_sequence(list(batch), batch_first=True), [len(one) for one in batch]
+    if min(lengths) == ids.shape[1]:
+        return ids.to(device), None
+    return ids.to(device), (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).to(device)

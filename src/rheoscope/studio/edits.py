@@ -1,37 +1,23 @@
 """Edits as values: which head, which of its operators, what happens to it; several of them as one change a layer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
-from torch.nn.functional import pad
 
-from rheoscope.attention.definition import for_every_head, positions, scores
-from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import NoPosition
-from rheoscope.covers.ablation import mean_outputs
-from rheoscope.covers.operation import Operation, changed
-from rheoscope.covers.pieces import kept_tokens
+from rheoscope.covers.operation import Operation
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.form import Form, columns, less, own_form, times, with_columns
-from rheoscope.space.head import Heads
-from rheoscope.space.model import LayerEdit, Rewrite
+from rheoscope.space.form import Form, less, own_form, times
 from rheoscope.space.operator import Factored
-from rheoscope.space.share import exact
-from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
+from rheoscope.studio.edited_heads import Change
 
 Part = Literal["M", "F", "both"]
 Name = Literal["symmetric", "skew", "rank", "offset0", "ablate", "scale"]
 At = tuple[int, int]
 """Layer and head."""
-Kept = Bool[Tensor, " n"]
-"""Which tokens make the mean of the cloud."""
 OPERATIONS: tuple[dict[str, Any], ...] = (
     {"name": "symmetric", "title": "the symmetric part", "takes": None, "parts": ["M", "F", "both"]},
     {"name": "skew", "title": "the skew part", "takes": None, "parts": ["M"]},
@@ -133,95 +119,14 @@ def _replaced(one: Edit, table: Any, what: str) -> Callable[[Any, Any], Any]:
     return lambda heads, own: found.make(heads, own, found.rank)
 
 
-@dataclass(frozen=True, eq=False)
-class Before:
-    """What edits need to know of a text in the model as it is: which tokens make its mean, and the mean outputs of heads."""
-
-    kept: Kept
-    means: list[Float[Tensor, "h e"]]
-
-
 @torch.no_grad()
-def before(trace: Trace, edits: Sequence[Edit]) -> Before:
-    """The means are there where a head is silenced."""
-    kept = kept_tokens(trace)
-    return Before(kept, mean_outputs(trace, kept) if ablated(edits) else [])
-
-
-@torch.no_grad()
-def live(view: View, texts: Sequence[Before], edits: Sequence[Edit]) -> dict[int, Rewrite]:
-    """All edits as one change a layer, for texts side by side: each is centred by its own mean, and silenced to its own.
-
-    Shorter texts are padded on the right.
-    """
+def changes(view: View, edits: Sequence[Edit]) -> dict[int, Change]:
+    """All edits as one change a layer; what silenced heads give is not said, since every text has its own. Times 1 is none."""
     made, silent = operations(view, edits), ablated(edits)
-    longest = max(len(one.kept) for one in texts)
-    kept = torch.stack([pad(one.kept, (0, longest - len(one.kept))) for one in texts])
     found = {}
     for layer in sorted({one.layer for one in edits}):
         mine = [one for at, one in made.items() if at[0] == layer and (one.form or one.content is not None)]
         quiet = [head for at, head in silent if at == layer]
-        silencing = _silencing(torch.stack([one.means[layer] for one in texts]), quiet) if quiet else None
         if mine or quiet:
-            found[layer] = Rewrite(partial(_one_after_the_other, mine, silencing, kept))
+            found[layer] = Change(mine, quiet)
     return found
-
-
-def _silencing(means: Float[Tensor, "b h e"], heads: list[int]) -> LayerEdit:
-    """These heads give every token of a text the same: their mean over it."""
-
-    def change(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
-        new = out.clone()
-        new[:, heads] = means[:, heads, None].to(out)
-        return new
-
-    return change
-
-
-def _one_after_the_other(
-    made: Sequence[Operation],
-    silencing: LayerEdit | None,
-    kept: Tensor,
-    x: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mechanism: Mechanism,
-    out: Tensor,
-) -> tuple[Tensor, Tensor | None]:
-    beside: Tensor | None = None
-    for one in made:
-        out, more = changed(one, kept, x, q, k, v, mechanism, out)
-        beside = more if beside is None or more is None else beside + more
-    return out if silencing is None else silencing(q, k, v, mechanism, out), beside
-
-
-# What an edited head looks at
-
-
-@torch.no_grad()
-def map_of(trace: Trace, kept: Kept, edits: Sequence[Edit], layer: int, head: int, kind: str) -> Float[Tensor, "n n"]:
-    """Weights or scores (before the mask) of one head, as it is under the edits."""
-    one = operations(trace.view, [e for e in edits if (e.layer, e.head) == (layer, head)]).get((layer, head))
-    if one is None or not one.form:
-        return trace.weights(layer, head) if kind == "weights" else trace.scores(layer, head)
-    heads, x = trace.view.heads_of(layer, head), trace.read_by(layer)
-    hat = heads.norm.hat(exact(x))
-    more = columns(heads, one.form, hat - hat[kept].mean(0), hat, [head])
-    mechanism, q, k = _placed(heads, x, head)
-    mechanism, q, k = with_columns(mechanism, q, k, more)
-    if kind == "weights":
-        return mechanism.weights(q, k)[0, 0]
-    i, j = positions(len(x), len(x), x.device)
-    return scores(Mechanism(mechanism.score, position=mechanism.position), q, k, i, j)[0, 0]
-
-
-def _placed(heads: Heads, x: Float[Tensor, "n d"], head: int) -> tuple[Mechanism, Tensor, Tensor]:
-    """Queries and keys of one head as the running model has them: turned already, so that further columns are not."""
-    q, k, _ = heads.read(x)
-    q, k = q[:, [head]], for_every_head(k, heads.count)[:, [head]]
-    mechanism, (i, j) = heads.mechanism.of_heads([head]), positions(len(x), len(x), x.device)
-    if not mechanism.position.moves:
-        return mechanism, q, k
-    turn = mechanism.position.place
-    return replace(mechanism, position=NoPosition()), turn(q, i), turn(k, j)

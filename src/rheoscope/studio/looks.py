@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from rheoscope.covers.operators import copying, positive_share, vocabulary_gram
 from rheoscope.covers.reversed_attention import reversed_map
@@ -16,7 +18,6 @@ from rheoscope.space.components import checked
 from rheoscope.space.prediction import predictions
 from rheoscope.space.trace import Trace
 from rheoscope.studio import wire
-from rheoscope.studio.edits import map_of
 from rheoscope.studio.points import Axes, projected
 
 if TYPE_CHECKING:
@@ -49,35 +50,39 @@ def head_map(entry: "Entry", layer: int, head: int, kind: str, steps: int = wire
     heads = entry.trace.view.heads_of(layer, head)
     if len(entry.trace) > LARGEST_MAP:
         raise RheoscopeError(f"a map has at most {LARGEST_MAP} tokens, this text has {len(entry.trace)}")
-    edited = any((one.layer, one.head) == (layer, head) for one in entry.edits)
     if kind == "reversed":
-        if edited:
-            raise RheoscopeError(
-                "reversed attention is of a head's own operators, and this head is edited; choose another"
-            )
         found = reversed_map(entry.edited, entry.trace, layer, head)
     else:
-        found = map_of(entry.trace, entry.kept, entry.edits, layer, head, kind)
+        found = (entry.trace.weights if kind == "weights" else entry.trace.scores)(layer, head)
     seen = permitted(heads, len(entry.trace), found.device)
     values = torch.where(seen, found.float(), torch.nan).cpu().numpy()
-    header = {"layer": layer, "head": head, "kind": kind, "edited": edited}
+    header = entry.about(layer, head) | {"kind": kind}
     return wire.packed(header, {"map": wire.in_bytes(values, ["query", "key"], steps)})
 
 
 @torch.no_grad()
 def spectrum(entry: "Entry", layer: int, head: int) -> dict[str, Any]:
-    """The singular values of M and of F of a head, as the model has them, and what kind of operators they are."""
+    """The singular values of M and of F of a head, under the edits, and what kind of operators they are."""
     view = entry.trace.view
     one = view.head(layer, head)
     M, F = one.M.exact(), one.F.exact()
     through = None if view.unembed is None else vocabulary_gram(view)
     return {
-        "M": [rounded(one) for one in M.singular_values().tolist()],
-        "F": [rounded(one) for one in F.singular_values().tolist()],
+        "M": [rounded(one) for one in there(M.singular_values())],
+        "F": [rounded(one) for one in there(F.singular_values())],
         "symmetry": float(M.symmetry()),
         "positive_share": float(positive_share(M)),
         "copying": float(copying(F, through)),
     }
+
+
+def there(values: Float[Tensor, " r"], least: float = 1e-6) -> list[float]:
+    """Singular values that are not 0 but for rounding: those of an edited operator have more columns than it has rank.
+
+    >>> there(torch.tensor([2.0, 1.0, 1e-9]))
+    [2.0, 1.0]
+    """
+    return values[values > least * values.max()].tolist()
 
 
 def why(entry: "Entry", layer: int, head: int, query: int, key: int) -> dict[str, Any]:

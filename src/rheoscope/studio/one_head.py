@@ -42,7 +42,7 @@ def moves(session: "Session", entry: "Entry", layer: int, head: int, axes: str, 
     apart = unit_of(x + by) - unit_of(x) if space == "sphere" else by
     flat = apart @ on.along
     whole = apart.square().sum().clamp(min=torch.finfo(flat.dtype).tiny)
-    header = _about(entry, layer, head) | {
+    header = entry.about(layer, head) | {
         "space": space,
         "axes": axes,
         "step": str(trace.steps[trace.where[layer]]),
@@ -75,7 +75,7 @@ def images(entry: "Entry", layer: int, head: int) -> bytes:
         flat[name], pairs[name] = turned_to(E, own), distorted(seen, cloud)
     arrays = {name: wire.in_bytes(_of_all(trace, seen, one), ["token", "axis"]) for name, one in flat.items()}
     arrays["agreement"] = wire.in_bytes(_of_all(trace, seen, agreement_of(trace, seen, head)), ["token"])
-    return wire.packed(_about(entry, layer, head) | {"shares": shares, "pairs": pairs}, arrays)
+    return wire.packed(entry.about(layer, head) | {"shares": shares, "pairs": pairs}, arrays)
 
 
 def flattened(cloud: Float[Tensor, "n d"]) -> tuple[Flat, list[float]]:
@@ -123,9 +123,3 @@ def _of_all(trace: Trace, seen: Read, values: Tensor) -> Any:
     every = values.new_full((len(trace), *values.shape[1:]), torch.nan)
     every[seen.at] = values
     return every.cpu().numpy()
-
-
-def _about(entry: "Entry", layer: int, head: int) -> dict[str, Any]:
-    """Which head; `edited` says that what is told is from its own operators, without its edits."""
-    edited = any((one.layer, one.head) == (layer, head) for one in entry.edits)
-    return {"layer": layer, "head": head, "edited": edited}

@@ -18,12 +18,13 @@ from rheoscope.report.tokens import printable
 from rheoscope.report.usual import asked
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.cost import projections
 from rheoscope.space.model import Text
 from rheoscope.space.running import Running
 from rheoscope.space.trace import Trace
 from rheoscope.studio import facts, wire
-from rheoscope.studio.edited import trace_of, under
-from rheoscope.studio.edits import Edit, Kept
+from rheoscope.studio.edited import under
+from rheoscope.studio.edits import Edit
 from rheoscope.studio.kept import Kept as Cache
 from rheoscope.studio.points import Axes, axes_of
 from rheoscope.studio.settings import settings_of
@@ -88,7 +89,6 @@ class Entry:
     window: Window | None
     edits: tuple[Edit, ...]
     trace: Trace
-    kept: Kept
     so_far: Answers
     job: Job | None = None
     asked: frozenset[str] = frozenset()
@@ -109,10 +109,16 @@ class Entry:
         """What the model reads: the text, or a window of it."""
         return self.text if self.window is None else self.window.said
 
+    def about(self, layer: int, head: int) -> dict[str, Any]:
+        """Which head is told of, and whether it is an edited one."""
+        edited = any((one.layer, one.head) == (layer, head) for one in self.edits)
+        return {"layer": layer, "head": head, "edited": edited}
+
     @property
     def bytes(self) -> int:
-        """Points, and half as much again for what heads carried."""
-        return int(1.5 * self.trace.points.nbytes) + len(self.text)
+        """Points, and half as much again for what heads carried; the weights that edits made wider."""
+        wide = sum(4 * projections(one) for one in self.edited.view.blocks if one not in self.model.view.blocks)
+        return int(1.5 * self.trace.points.nbytes) + len(self.text) + wide
 
 
 class Session:
@@ -197,9 +203,9 @@ class Session:
             return found, True
         edited = under(model, edits)
         said = text if part is None else part.said
-        trace, kept = trace_of(edited, said)
+        trace = edited.trace(said)
         so_far = begun(Subject(edited, said, trace), nulls=True)
-        entry = Entry(name, opened, model, edited, text, part, tuple(edits), trace, kept, so_far)
+        entry = Entry(name, opened, model, edited, text, part, tuple(edits), trace, so_far)
         self.cache.put(name, entry, entry.bytes)
         return entry, False
 
@@ -345,8 +351,7 @@ def content_id(weights: str, text: str, edits: Sequence[Edit], window: int = 0) 
 def answer_key(entry: Entry, name: str, settings: Settings) -> tuple[str, str, str]:
     """An answer by what it is about (a text or weights alone, under edits), its name and the settings that are not its defaults."""
     one = analysis(name)
-    counts = one.reads_text or (entry.edits and one.needs == "model")
-    about = entry.id if counts else str(entry.model.view.facts.get("weights"))
+    about = entry.id if one.reads_text or entry.edits else str(entry.model.view.facts.get("weights"))
     usual = {setting: _as_text(parameter.default) for setting, parameter in one.settings.items()}
     other = {setting: said for setting, value in settings.items() if (said := _as_text(value)) != usual.get(setting)}
     return about, name, json.dumps(other, sort_keys=True)
@@ -359,15 +364,9 @@ def _as_text(value: Any) -> str:
 def _under_edits(
     subject: Subject, name: str, settings: Settings, nulls: bool, progress: Progress | None
 ) -> "xarray.Dataset":
-    """An answer about an edited model says so; what reads a layer as the View has it may not hold there."""
-    try:
-        found = answer(subject, name, settings, nulls, progress)
-    except RheoscopeError as error:
-        raise RheoscopeError(
-            f"{name} cannot be told of heads that are edited ({error}); ask it of the text without edits"
-        ) from error
-    told = "points and runs of the edited model; what heads do is recomputed from their own operators"
-    return found.assign_attrs(edited=told)
+    """An answer about an edited model says so."""
+    told = "points, runs and operators of the edited model; the mean of the text that edits are centred by is held"
+    return answer(subject, name, settings, nulls, progress).assign_attrs(edited=told)
 
 
 def _lost(job: Job) -> bool:

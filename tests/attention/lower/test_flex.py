@@ -109,15 +109,27 @@ def test_the_whole_is_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) 
     q, k, v = (x.bfloat16() for x in inputs(40, 50, d=16, e=16))
     assert flex.refuse(mechanism, q, k) == ""
     with torch.no_grad():
-        out = flex.run(mechanism, q, k, v, kernel=flex.how(mechanism, 50))
+        out = flex.run(mechanism, q, k, v, kernel=flex.at_once)
     exact = reference(in_dtype(mechanism, torch.float64), q.double(), k.double(), v.double())[0]
     assert gap(out, exact) < 1.5e-2
 
 
-def test_a_long_past_is_taken_in_two_where_its_bias_ends() -> None:
-    assert flex.how(CASES["T5 of a long past"][0].under("causal"), 50) is flex.apart
-    assert flex.how(CASES["T5 of a long past"][0].under("causal"), 40) is flex.at_once
-    assert flex.how(CASES["T5"][0], 1000) is flex.at_once
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_long_past_is_taken_in_two_where_its_bias_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(flex.cudnn, "refuse_inputs", lambda q, k: "")
+    mechanism = in_dtype(CASES["T5 of a long past"][0].under("causal"), torch.float32)
+    q, k, v = (x.bfloat16() for x in inputs(50, 50, d=16, e=16))
+    form = mechanism.score.pointwise(16)
+    assert form is not None
+    assert flex.ends(mechanism, form, q, k)
+    assert not flex.ends(mechanism, form, q[:, :, 10:], k)
+    assert not flex.ends(mechanism, form, q[:, :, 10:], k[:, :, 10:])
+    assert not flex.ends(CASES["sink of a long past"][0].under("causal"), form, q, k)
+    with torch.no_grad():
+        out = flex.run(mechanism, q, k, v, kernel=flex.at_once)
+    exact = reference(in_dtype(mechanism, torch.float64), q.double(), k.double(), v.double())[0]
+    assert gap(out, exact) < 1.5e-2
     bias, far = random(1, 8, HEADS), torch.arange(20, 60)
     for both_ways in (False, True):
         beyond = Buckets(bias, 20, both_ways).bias(torch.tensor([60]), 60 - far)

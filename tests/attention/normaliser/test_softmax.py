@@ -21,3 +21,28 @@ def test_a_row_of_nothing_is_zero_and_has_no_gradient() -> None:
 def test_it_is_torch_elsewhere() -> None:
     s = 30 * random(3, 2, 2, 4, 5)
     assert torch.equal(softmax(s), s.softmax(-1))
+
+
+def test_with_a_gradient_and_without_it_is_the_plain_formula_twice_derived_too() -> None:
+    def plain(s: torch.Tensor) -> torch.Tensor:
+        empty = (s == -torch.inf).all(-1, keepdim=True)
+        return torch.where(empty, 0, torch.where(empty, 0, s).softmax(-1))
+
+    s = random(4, 2, 1, 4, 5).masked_fill(random(5, 4, 5) > 0.5, -torch.inf)
+    s[:, :, 2] = -torch.inf
+    assert torch.equal(softmax(s), plain(s))
+    found = []
+    for of in (softmax, plain):
+        x = s.clone().requires_grad_()
+        a = of(x)
+        (first,) = torch.autograd.grad((a * random(6, 2, 1, 4, 5)).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * random(7, 2, 1, 4, 5)).sum(), x)
+        found.append(torch.stack([a, first, second]).detach())
+    assert torch.equal(*found)
+    assert bool(found[0].isfinite().all())
+
+
+def test_it_takes_no_keys_and_many_tables_at_once() -> None:
+    assert softmax(torch.empty(1, 2, 3, 0)).shape == (1, 2, 3, 0)
+    s = random(8, 3, 1, 2, 4, 4)
+    assert torch.equal(torch.vmap(softmax)(s), s.softmax(-1))

@@ -20,9 +20,14 @@ DRAWN = [name for name in catalogue.names() if "draws" in catalogue.analysis(nam
 NAMES = [*catalogue.names(), *(["each_head"] if "surgery" in catalogue.TABLE else [])]
 
 
+@cache
+def worded(name: str) -> Picture:
+    return drawn(name, words=model().words)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_three_hands_draw_every_panel(name: str) -> None:
-    by_three_hands(drawn(name, words=model().words))
+    by_three_hands(worded(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,7 +43,7 @@ def test_what_follows_from_the_fields_tells_them_all(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_word_of_a_picture_is_known_in_every_language(name: str, language: str) -> None:
     """All but what the text, the model and the settings bring: tokens, words asked about."""
-    left = {text for text in texts_of(drawn(name, words=model().words)) if tongue(language).best(text)[1] >= 1}
+    left = {text for text in texts_of(worded(name)) if tongue(language).best(text)[1] >= 1}
     assert not left, f"{language}.ts does not say all of:\n" + "\n".join(sorted(left))
 
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from rheoscope.report.draw.inline import svg
-from rheoscope.report.naming import Name, box
+from rheoscope.report.naming import Name
 from rheoscope.report.picture import Line, Word
 from rheoscope.report.plot.trajectory import maker, speeds
 from rheoscope.space.step import Step
+from tests.report.naming_by_hand import box
 from tests.report.parts import Parts
 from tests.report.plot.cases import drawn, found, lines
 
@@ -41,8 +42,7 @@ def test_paths_have_the_names_of_their_tokens_where_there_is_room() -> None:
     ends = {(float(x), float(y)) for x, y in dataset.place.values[-1]}
     assert all((word.x, word.y) in ends for word in names)
     boxes = [
-        box(Name(word.x, word.y, word.text, word.strong), len(word.text), word.side, (panel.x.high - panel.x.low) / 2)
-        for word in names
+        box(Name(word.x, word.y, word.text, word.strong), word.side, (panel.x.high - panel.x.low) / 2) for word in names
     ]
     for at, one in enumerate(boxes):
         assert not any((one[:2] < other[2:]).all() and (other[:2] < one[2:]).all() for other in boxes[at + 1 :])

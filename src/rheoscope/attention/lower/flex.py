@@ -23,11 +23,13 @@ from torch.nn.functional import pad
 from rheoscope.attention import fast
 from rheoscope.attention.definition import Definition, for_every_head, positions
 from rheoscope.attention.fold import Pointwise
+from rheoscope.attention.lower import cudnn
 from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_one_piece
 from rheoscope.attention.lower.cudnn import HALF, height, placed
+from rheoscope.attention.lower.joined import joined
 from rheoscope.attention.lower.offer import Offer
 from rheoscope.attention.lower.rows import Made, rows, widened
-from rheoscope.attention.mask import Before, Causal, Mask, Window
+from rheoscope.attention.mask import Causal, Mask, Window
 from rheoscope.attention.parameters import tensors
 from rheoscope.attention.position import PairBias
 
@@ -46,7 +48,7 @@ def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str
     scores = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2]
     small = scores <= numbers_in_one_piece(q.device)
     reluctant = f"all scores together are {scores * 4 / 2**20:.3g} MiB, sooner done than compiled for" if small else ""
-    return Offer(explain(mechanism), partial(run, kernel=Kernel(how(mechanism, k.shape[-2]))), reluctant)
+    return Offer(explain(mechanism), partial(run, kernel=Kernel(at_once)), reluctant)
 
 
 def refuse_inputs(q: Tensor) -> str:
@@ -85,7 +87,7 @@ def explain(mechanism: Definition) -> str:
 class Kernel:
     """flex_attention compiled for one plan, at the first call; torch counts what it compiles by function, so each has its own."""
 
-    def __init__(self, how: FunctionType) -> None:
+    def __init__(self, how: Any) -> None:
         self.how, self.tiles = how, list(TILES)
 
     @cached_property
@@ -118,30 +120,12 @@ def at_once(q: Tensor, k: Tensor, v: Tensor, scale: float, modify: Any, blocks: 
     return out, aux.lse
 
 
-def apart(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    near: Any,
-    near_blocks: Any,
-    far: Any,
-    far_blocks: Any,
-    shift: Tensor,
-    options: Any = None,
-) -> Any:
-    """The same in two: near keys with their biases, and far ones, to all of which `shift` is added; joined by their sums."""
-    a, within = at_once(q, k, v, scale, near, near_blocks, options)
-    b, beyond = at_once(q, k, v, scale, far, far_blocks, options)
-    beyond = beyond + shift
-    share = torch.sigmoid(beyond - within)[..., None]
-    return (a + (b.float() - a.float()) * share).to(a.dtype), torch.logaddexp(within, beyond)
-
-
-def how(mechanism: Definition, n: int) -> Any:
-    """In two where a bias ends long before the text does: it is looked up for few keys then, and costs little."""
-    reach = mechanism.position.reach
-    return apart if reach is not None and mechanism.mask.is_causal and n > LONG * reach else at_once
+def ends(mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor) -> bool:
+    """Whether a bias ends long before the text does: far keys are then plain dot products, and run on cuDNN's kernel."""
+    reach, (m, n) = mechanism.position.reach, (q.shape[-2], k.shape[-2])
+    far = reach is not None and mechanism.mask.is_causal and m == n > LONG * reach
+    fused = mechanism.normaliser.fused
+    return far and form.of is None and fused is not None and fused.bare and not cudnn.refuse_inputs(q, k)
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, kernel: Any) -> Tensor:
@@ -152,34 +136,40 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, kernel: Any) -> 
     queries, keys = sides(mechanism, form, q, k)
     values = mechanism.value.rounded(v)
     width, values = values.shape[-1], widened(values, 16)
-    out, lse = kernel(queries, keys, values, form.fold.scale, *pairs(mechanism, form, q, k))
+    if ends(mechanism, form, q, k):
+        out, lse = in_two(mechanism, form, queries, keys, values, kernel)
+    else:
+        mask, bias = mechanism.mask, pair_bias(mechanism, q, k)
+        blocks = None if mask.forbids_nothing else block_mask(mask, q, k)
+        modify = modification(form, bias, k.shape[-2] - q.shape[-2])
+        out, lse = kernel(queries, keys, values, form.fold.scale, modify, blocks)
     out = out[..., :width]
     if fused.sink is None:
         return out
     return (out * (lse - height(fused.sink, q.device).reshape(-1, 1)).sigmoid()[..., None]).to(q.dtype)
 
 
-def pairs(mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor) -> tuple[Any, ...]:
-    """What happens to scores and which blocks there are, as `at_once` or `apart` reads them."""
-    (m, n), mask = (q.shape[-2], k.shape[-2]), mechanism.mask
-    bias = None if mechanism.position.nowhere else mechanism.position.pair_bias(m, n)
-    modify = modification(form, bias, n - m)
-    if how(mechanism, n) is at_once:
-        return modify, None if mask.forbids_nothing else block_mask(mask, q, k)
+def in_two(
+    mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor, v: Tensor, kernel: Any
+) -> tuple[Tensor, Tensor]:
+    """Near keys with their biases, looked up one by one, and far ones, to all of which the last bias is added."""
     reach = mechanism.position.reach
-    assert reach is not None, "apart() has seen it"
-    near, far = (block_mask(part, q, k) for part in nearby(reach))
-    shift = mechanism.position.bias(
-        torch.full((1,), reach, device=q.device), torch.zeros(1, dtype=torch.long, device=q.device)
-    )
-    assert shift is not None, "it has a reach"
-    return modify, near, modification(form, None, n - m), far, shift.float()[:, 0]
+    assert reach is not None, "ends() has seen it"
+    near, bias = block_mask(nearby(reach), q, k), pair_bias(mechanism, q, k)
+    assert bias is not None, "it has a reach"
+    out, lse = kernel(q, k, v, form.fold.scale, modification(form, bias, 0), near)
+    shift = bias(0, torch.arange(q.shape[1], device=q.device), reach, 0)
+    return joined(out, lse, q, k, v, shift, form.fold.scale, reach)
+
+
+def pair_bias(mechanism: Definition, q: Tensor, k: Tensor) -> PairBias | None:
+    return None if mechanism.position.nowhere else mechanism.position.pair_bias(q.shape[-2], k.shape[-2])
 
 
 @cache
-def nearby(reach: int) -> tuple[Mask, Mask]:
-    """The past in two: nearer than `reach`, and the rest."""
-    return Causal() & Window(reach), Before(reach)
+def nearby(reach: int) -> Mask:
+    """The past that is nearer than `reach`."""
+    return Causal() & Window(reach)
 
 
 def sides(mechanism: Definition, form: Pointwise, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

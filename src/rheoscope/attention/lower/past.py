@@ -11,8 +11,8 @@ from torch import Tensor
 
 
 def less_past_mean(x: Tensor, y: Tensor, alpha: float, gamma: float) -> Tensor:
-    """(b, h, n, d), in x's dtype with sums in float32."""
-    if x.device.type != "cuda" or torch.compiler.is_compiling():
+    """(b, h, n, d), in x's dtype with sums in float32, or in float64 for a float64 x: the kernels add in float32."""
+    if x.device.type != "cuda" or x.dtype is torch.float64 or torch.compiler.is_compiling():
         return by_torch(x, y, alpha, gamma)
     return _LessPastMean.apply(x, y, alpha, gamma)
 

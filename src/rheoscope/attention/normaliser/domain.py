@@ -121,7 +121,9 @@ def softmax_pull(a: Weights, d: Weights) -> Scores:
 
 def softmax(s: Scores) -> Weights:
     """Softmax along the last axis; a row of -inf gives zeros, and zero gradients, instead of NaN."""
-    if s.is_cuda and s.shape[-1] and not (torch.is_grad_enabled() and s.requires_grad):  # in fewer passes
-        return torch.where(s.amax(-1, keepdim=True) == -torch.inf, 0, s.softmax(-1))
-    empty = (s == -torch.inf).all(-1, keepdim=True)
-    return torch.where(empty, 0, torch.where(empty, 0, s).softmax(-1))
+    if not s.shape[-1]:
+        return s.softmax(-1)
+    empty = s.detach().amax(-1, keepdim=True) == -torch.inf
+    if not (torch.is_grad_enabled() and s.requires_grad):  # in fewer passes
+        return torch.where(empty, 0, s.softmax(-1))
+    return torch.where(empty, 0, s).softmax(-1) * ~empty

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 RHO = 0.3
 POWERS = (2, 4, 8, 16)
 """n = 10 to these."""
-PARTICLES = 1000
+PARTICLES = 400
 DEFINITIONS = {
     "cosine": "cosine of every pair of tokens after one step, by the formula for n tokens",
     "cosine_particles": f"the same of {PARTICLES} tokens under attention",
@@ -32,7 +32,7 @@ def long_context(seed: int = 0) -> "xarray.Dataset":
     becomes 1, 4ρ/(1+3ρ), ρ for c below, at and above 1/(1−ρ).
 
     **Numbers** the cosine at n = 10¹⁶ for c at .8, 1 and 1.2 of 1/(1−ρ) against the limit (the formula is kept in
-    logarithms, so that n may be as large as one likes), and 1000 tokens against the formula for n = 1000.
+    logarithms, so that n may be as large as one likes), and 400 tokens against the formula for n = 400.
 
     **Source** the transition of arXiv:2510.05554. Nothing is random: `seed` is not read.
     """

@@ -1,5 +1,6 @@
 """The cloud as one watches it: a few layers side by side, tokens on the sphere seen from one side, clusters in colour."""
 
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -130,12 +131,12 @@ def hairs(dataset: "xarray.Dataset", at: int) -> list[Line]:
 
 def dots(dataset: "xarray.Dataset", at: int, row: np.ndarray) -> list[Line]:
     """All tokens, those alone first and so below the others."""
-    place, words = dataset.place.values[at], _words(dataset)
+    place, words, tokens = dataset.place.values[at], _words(dataset), dataset.token.values
     drawn = []
     for cluster in np.unique(row):
         members = np.flatnonzero(row == cluster)
         together = "" if cluster == ALONE else f"\nin a cluster of {listed([words[k] for k in members])}"
-        tips = [f"token {dataset.token.values[k]} {words[k]}{together}" for k in members]
+        tips = [f"token {tokens[k]} {words[k]}{together}" for k in members]
         colour = "alone" if cluster == ALONE else COLOURS[cluster]
         drawn.append(Line("", place[members, 0], place[members, 1], colour, "dots", tips=tips))
     return drawn
@@ -163,26 +164,34 @@ def names(dataset: "xarray.Dataset", at: int, row: np.ndarray, target: str) -> l
     wanted = [name(place[k], words[k], strong=True) for k in np.flatnonzero(here)]
     if target:
         wanted.append(name(dataset.prediction.values, f"next: {target}", strong=True))
-    far, sizes = np.linalg.norm(dataset.place.values, axis=-1).mean(0), np.bincount(row - ALONE)
+    far, sizes = np.linalg.norm(dataset.place.values, axis=-1).mean(0).tolist(), np.bincount(row - ALONE)
     sizes[0] = 0  # who is alone comes last
     for members in sorted(
-        alike(words, row, here), key=lambda some: (-sizes[row[some[0]] - ALONE], -len(some), -far[some].mean())
+        alike(words, row, here),
+        key=lambda some: (-sizes[row[some[0]] - ALONE], -len(some), -fmean(far[k] for k in some)),
     ):
-        middle = members[np.linalg.norm(place[members] - place[members].mean(0), axis=-1).argmin()]
+        middle = central(place, members)
         wanted.append(name(place[middle], words[middle] + f" ×{len(members)}" * (len(members) > 1)))
     return wanted
 
 
-def alike(words: list[str], row: np.ndarray, but: np.ndarray) -> list[np.ndarray]:
+def central(place: np.ndarray, members: list[int]) -> int:
+    """Who of them is nearest to their mean."""
+    if len(members) == 1:
+        return members[0]
+    return members[np.linalg.norm(place[members] - place[members].mean(0), axis=-1).argmin()]
+
+
+def alike(words: list[str], row: np.ndarray, but: np.ndarray) -> list[list[int]]:
     """Tokens that share one name: those of one text in one coloured cluster; everyone else for himself.
 
-    >>> [some.tolist() for some in alike(["a", "a", "b", "b"], np.array([0, 0, -1, -1]), np.zeros(4, dtype=bool))]
+    >>> alike(["a", "a", "b", "b"], np.array([0, 0, -1, -1]), np.zeros(4, dtype=bool))
     [[0, 1], [2], [3]]
     """
     groups: dict[tuple[int, str, int], list[int]] = {}
     for k in np.flatnonzero(~but):
         groups.setdefault((int(row[k]), words[k], int(k) if row[k] == ALONE else 0), []).append(int(k))
-    return [np.array(members) for members in groups.values()]
+    return list(groups.values())
 
 
 def name(place: np.ndarray, text: str, strong: bool = False) -> Name:

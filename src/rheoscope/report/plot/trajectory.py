@@ -41,9 +41,10 @@ def paths(dataset: "xarray.Dataset") -> Panel:
     place, words = dataset.place.values, [shown(str(word)) for word in dataset.word.values]
     marks: list[Mark] = []
     drawn = range(0, len(words), -(-len(words) // MOST))
+    tokens, lengths, straight = (dataset[name].values for name in ("token", "path_length", "straightness"))
     for at in drawn:
-        token, word, colour = dataset.token.values[at], words[at], along(at, len(words))
-        tip = f"token {token} {word}: path {number(float(dataset.path_length[at]))}, straightness {number(float(dataset.straightness[at]))}"
+        word, colour = words[at], along(at, len(words))
+        tip = f"token {tokens[at]} {word}: path {number(lengths[at])}, straightness {number(straight[at])}"
         marks += [
             Line(word, place[:, at, 0], place[:, at, 1], colour, tip=tip),
             Line(word, place[-1:, at, 0], place[-1:, at, 1], colour, "dots", tip),

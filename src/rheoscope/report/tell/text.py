@@ -1,10 +1,16 @@
 """What was run: the model, the text in its tokens, what was left out, and where the numbers come from."""
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from rheoscope.report.answers import Answers
 from rheoscope.report.picture import number
 from rheoscope.report.tell.short import plural
 from rheoscope.report.telling import Block, Facts, Lines, Tokens
 from rheoscope.report.tokens import printable, shown
+
+if TYPE_CHECKING:
+    import xarray
 
 TITLE = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
@@ -47,20 +53,23 @@ def tokens(answers: Answers, heading: str = "The text") -> Tokens:
     """Every token in its place; massive ones are marked, the others tell how they moved."""
     trace, path = answers.text, answers.found.get("trajectory")
     large = set(trace.massive())
-    seen = {} if path is None else {int(token): at for at, token in enumerate(path.token.values)}
+    moved = {} if path is None else {int(token): told for token, *told in _columns(path)}
     tips = []
     for at in range(len(trace)):
         tip = f"token {at}"
         if at in large:
             tip += ": massive, longer than five times the median at some step; left out of the clouds"
         elif path is not None:
-            one = path.isel(token=seen[at])
-            tip += (
-                f": path {number(float(one.path_length))}, straightness {number(float(one.straightness))} "
-                f"(null {number(float(one.straightness_null))})"
-            )
+            length, straight, null = map(number, moved[at])
+            tip += f": path {length}, straightness {straight} (null {null})"
         tips.append(tip)
     return Tokens(heading, [shown(token) for token in trace.tokens], tips, frozenset(large))
+
+
+def _columns(path: "xarray.Dataset") -> Iterator[tuple[float, ...]]:
+    """Every token with its path length, its straightness and the null of it."""
+    columns = path.token, path.path_length, path.straightness, path.straightness_null
+    return zip(*(column.values.tolist() for column in columns), strict=True)
 
 
 def left_out(answers: Answers, heading: str = "Left out") -> list[Block]:

@@ -13,8 +13,9 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 pytest.importorskip("triton", reason="triton is not installed")
 
+from rheoscope.attention.lower import joined
 from rheoscope.attention.lower import past as plain
-from rheoscope.attention.lower.kernels import past, rows, sink
+from rheoscope.attention.lower.kernels import join, past, rows, sink
 from rheoscope.attention.lower.rows import Made, by_torch
 from tests.attention.cases import gap, random
 
@@ -59,3 +60,13 @@ def test_the_sink(heights: torch.Tensor) -> None:
     right = out * (lse - total).exp()
     assert gap(sink.scale(out, lse, heights), total) < 1e-6
     assert gap(out, right) < 1e-6
+
+
+def test_near_and_far_joined() -> None:
+    near, far, g = (random(seed, 2, 3, n, 20).half() for seed, n in ((1, 70), (2, 61), (3, 70)))
+    within, beyond, shift = random(4, 2, 3, 70).float(), random(5, 2, 3, 61).float(), random(6, 3).float()
+    right = joined.mix(near, within, far, beyond, shift, 9)
+    own = join.mix(near, within, far, beyond, shift, 9)
+    assert max(gap(x, y) for x, y in zip(own, right, strict=True)) < 2e-3
+    back, due = join.give_back(g, near, own[0], own[2]), joined.give_back(g, near, own[0], own[2])
+    assert max(gap(x, y) for x, y in zip(back, due, strict=True)) < 1e-2

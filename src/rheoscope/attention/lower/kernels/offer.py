@@ -1,7 +1,7 @@
 """Which mechanisms run on kernels of our own, and how each is handed to its kernel.
 
 The kernels are written in Triton, which comes with torch's builds for CUDA: it is imported when a kernel first runs. A
-normaliser names its kernel (`tiled`), a score says what it can be read as (`dot`, `tanh`, `elementwise`).
+normaliser names its kernel (`tiled`), a score says what it can be read as (`dot`, `tanh`, `elementwise`, `per_distance`).
 """
 
 from collections.abc import Callable
@@ -53,11 +53,15 @@ def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str
 
 
 def kernel_of(mechanism: Definition, q: Tensor, k: Tensor) -> Kernel | None:
-    """The kernel that its normaliser names, or that of additive scores under softmax."""
+    """The kernel that its normaliser names, or under softmax that of additive scores or of distances."""
     if mechanism.normaliser.tiled is not None:
         return KERNELS[mechanism.normaliser.tiled.kernel]
     fused = mechanism.normaliser.fused
-    return ADDITIVE if fused is not None and fused.bare and _one_pair_of_units(mechanism, q, k) is not None else None
+    if fused is None or not fused.bare:
+        return None
+    if mechanism.score.per_distance > 0:
+        return LAPLACE
+    return ADDITIVE if _one_pair_of_units(mechanism, q, k) is not None else None
 
 
 def _one_pair_of_units(mechanism: Definition, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -73,7 +77,7 @@ def _refuse_values(mechanism: Definition, q: Tensor, v: Tensor) -> str:
 
 
 def _refuse_width(width: int) -> str:
-    return "" if width <= WIDEST else f"kernels hold rows of up to {WIDEST} numbers, these values have {width}"
+    return "" if width <= WIDEST else f"kernels hold rows of up to {WIDEST} numbers, these have {width}"
 
 
 def _pointwise(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -146,6 +150,18 @@ def _additive(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return additive(a, c, w, own, q.shape[-2], mechanism.mask.is_causal)[0][..., :width]
 
 
+def _laplace(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    from rheoscope.attention.lower.kernels.laplace import laplace
+
+    keys, (i, j) = for_every_head(k, q.shape[1]), positions(q.shape[-2], k.shape[-2], q.device)
+    own, width = values(mechanism, v, q.shape[1])
+    rows = [
+        x if mechanism.position.nowhere else mechanism.position.place(x.float(), at).to(x.dtype)
+        for x, at in ((q, i), (keys, j))
+    ]
+    return laplace(*map(filled, rows), own, mechanism.score.per_distance, mechanism.mask.is_causal)[0][..., :width]
+
+
 def _no_bias(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     """Scores that are the product and nothing beside it."""
     form = mechanism.score.dot(q[:1, :, :1], for_every_head(k[:1, :, :1], q.shape[1]))
@@ -160,15 +176,24 @@ def _square(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     return _no_bias(mechanism, q, k)
 
 
-def _units(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+def _no_bias_of_position(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     i, _ = positions(1, k.shape[-2], q.device)
-    if mechanism.position.bias(i, i) is not None:
-        return "the position adds a bias of its own to every pair"
+    return "" if mechanism.position.bias(i, i) is None else "the position adds a bias of its own to every pair"
+
+
+def _distances(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    return _refuse_width(q.shape[-1]) or _no_bias_of_position(mechanism, q, k)
+
+
+def _units(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    if refusal := _no_bias_of_position(mechanism, q, k):
+        return refusal
     form = _one_pair_of_units(mechanism, q, k)
     units = 0 if form is None else form[0].shape[-1]
     return "" if units <= UNITS else f"the kernel of additive scores holds up to {UNITS} hidden units, it has {units}"
 
 
+LAPLACE = Kernel("the score is a distance, computed from squares and a product", _laplace, _distances)
 ADDITIVE = Kernel("the score is a sum over hidden units", _additive, _units)
 KERNELS = {
     "sigmoid": Kernel("every weight is the sigmoid of its own score", _pointwise, refuse_dots),

@@ -8,7 +8,12 @@ Backward: with E_t the weights after half-round t (each normalised along its own
     R = P dP - sum_t E_t u_t,      u_t = the sums along t's axis of P dP - sum_{t' > t} E_t' u_t'
 
 of which the sums of P dP are do.o along rows and v.dv along columns, those of E_t' u_t' along the axis of t' are u_t'
-itself, and those along the other axis are one pass.
+itself, and those along the other axis are one pass. With potentials f_t, g_t of every half-round, and F, G of the last,
+
+    E_t = P e^{f_t - F} e^{g_t - G},      so that      R = P (dP - sum_t a_t(i) b_t(j))
+
+and the sum is a product of narrow matrices: one exponential a pair, however many rounds there are. Where potentials move so far that
+these factors leave the range of float32, every E_t is computed by itself.
 """
 
 from typing import Any, no_type_check
@@ -17,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rheoscope.attention.lower.kernels.tiles import (
     LOG2E,
@@ -45,8 +51,8 @@ PULL = {
     "single": [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)],
 }
 FAR = tl.constexpr(-1e30)
-UNROLLED = tl.constexpr(9)
-"""Half-rounds that the backward pass writes out one after another."""
+MOVED = 40.0
+"""Powers of two that potentials may move by: what P loses below the smallest float32 is then less than 2^-46 of a weight."""
 
 
 @triton.jit
@@ -201,8 +207,8 @@ def corrected(s, FX, UX, FY, UY, i, j, t, all_x, all_y, M, N, dp, MASKED: tl.con
 @triton.jit
 @no_type_check
 def pull_pass(
-    dx, x, dx_side, y, dy_side, sy, sd, FX, UX, FY, UY, i, low, high, all_x, all_y, M, N, a,
-    T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    dx, x, dx_side, y, dy_side, sy, sd, FX, UX, FY, UY, narrow, B, i, low, high, all_x, all_y, M, N, a,
+    TOGETHER: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     for start in range(low, high, BLOCK_N):
@@ -212,11 +218,13 @@ def pull_pass(
         if MASKED:
             s = tl.where((j < N)[None, :], s, FAR)
         dp = tl.dot(dx_side, turned(dy_side, j, sd, N, E, MASKED), input_precision=PRECISION)
-        r = corrected(s, FX, UX, FY, UY, i, j, T - 1, all_x, all_y, M, N, dp, MASKED)
-        if T <= UNROLLED:
-            for t in tl.static_range(T - 1):
-                r += corrected(s, FX, UX, FY, UY, i, j, t, all_x, all_y, M, N, 0.0, MASKED)
+        if TOGETHER:
+            taken = tl.dot(narrow, turned(B, j, K, N, K, MASKED), input_precision="tf32x3")
+            last = (T - 1) * all_x, (T - 1) * all_y
+            p = tl.exp2(s + line(FX + last[0], i, M, True)[:, None] + line(FY + last[1], j, N, MASKED)[None, :])
+            r = p * (dp - taken)
         else:
+            r = corrected(s, FX, UX, FY, UY, i, j, T - 1, all_x, all_y, M, N, dp, MASKED)
             for t in range(T - 1):
                 r += corrected(s, FX, UX, FY, UY, i, j, t, all_x, all_y, M, N, 0.0, MASKED)
         dx = tl.dot(r.to(other.dtype), other, dx, input_precision=PRECISION)
@@ -226,22 +234,30 @@ def pull_pass(
 @kernel
 @no_type_check
 def pull(
-    X, Y, DX_SIDE, DY_SIDE, FX, UX, FY, UY, DX, xb0, xh0, xm, yb0, yh0, yn, ab0, ah0, an, bb0, bh0, bn,
+    X, Y, DX_SIDE, DY_SIDE, FX, UX, FY, UY, A, B, NEAR, DX, xb0, xh0, xm, yb0, yh0, yn, ab0, ah0, an, bb0, bh0, bn,
     all_x, all_y, H, M, N, scale, a,
-    T: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    T: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """scale R y, one row for every x: dq with queries for x, dk with keys; the sides' products are dP, potentials are in powers of two."""
+    """scale R y, one row for every x: dq with queries for x, dk with keys; the sides' products are dP, potentials are in powers of two.
+
+    NEAR says whether potentials stay near enough for all half-rounds to be taken together.
+    """
     at, i = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     x, y = tile(head(X, at, H, xb0, xh0), i, xm, M, D, True), head(Y, at, H, yb0, yh0)
     a_side, b_side = tile(head(DX_SIDE, at, H, ab0, ah0), i, an, M, E, True), head(DY_SIDE, at, H, bb0, bh0)
+    narrow, b = tile(A + at.to(tl.int64) * M * K, i, K, M, K, True), B + at.to(tl.int64) * N * K
     fx, ux = FX + at.to(tl.int64) * M, UX + at.to(tl.int64) * M
     fy, uy, whole = FY + at.to(tl.int64) * N, UY + at.to(tl.int64) * N, N // BLOCK_N * BLOCK_N
     dx = tl.zeros([BLOCK_M, D], tl.float32)
-    dx = pull_pass(dx, x, a_side, y, b_side, yn, bn, fx, ux, fy, uy, i, 0, whole, all_x, all_y, M, N, a,
-                   T, PRECISION, D, E, BLOCK_N, False)  # fmt: skip
-    dx = pull_pass(dx, x, a_side, y, b_side, yn, bn, fx, ux, fy, uy, i, whole, N, all_x, all_y, M, N, a,
-                   T, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
+    if tl.load(NEAR) != 0:
+        dx = pull_pass(dx, x, a_side, y, b_side, yn, bn, fx, ux, fy, uy, narrow, b, i, 0, whole, all_x, all_y, M, N, a,
+                       True, T, K, PRECISION, D, E, BLOCK_N, False)  # fmt: skip
+        dx = pull_pass(dx, x, a_side, y, b_side, yn, bn, fx, ux, fy, uy, narrow, b, i, whole, N, all_x, all_y, M, N, a,
+                       True, T, K, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
+    else:
+        dx = pull_pass(dx, x, a_side, y, b_side, yn, bn, fx, ux, fy, uy, narrow, b, i, 0, N, all_x, all_y, M, N, a,
+                       False, T, K, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
     store(DX + at.to(tl.int64) * M * D, i, M, dx * scale, D)
 
 
@@ -309,18 +325,32 @@ def sinkhorn_backward(
         **kind,
     )
     fs, gs, us, ws = _corrections(q, k, f, g, (d.float() * out.float()).sum(-1), along_columns, scale)
-    kind, fs, gs = kind | {"T": len(fs)}, fs * LOG2E, gs * LOG2E
-    sides = (q, k, d, v, fs, us, gs, ws, dq), (k, q, v, d, gs, ws, fs, us, dk)
-    for x, y, side, other, fx, ux, fy, uy, dx in sides:
+    fs, gs = fs * LOG2E, gs * LOG2E
+    narrow, near = _narrow(fs, gs, us, ws)
+    kind |= {"T": len(fs), "K": narrow[0].shape[-1]}
+    sides = (q, k, d, v, fs, us, gs, ws, *narrow, dq), (k, q, v, d, gs, ws, fs, us, *narrow[::-1], dk)
+    for x, y, side, other, fx, ux, fy, uy, of_x, of_y, dx in sides:
         sizes = (fx[0].numel(), fy[0].numel(), h, x.shape[-2], y.shape[-2], scale, scale * LOG2E)
         launch(
             pull,
             PULL[tiles],
             lambda t, x=x: (triton.cdiv(x.shape[-2], t.BLOCK_M), b * h),
-            *(x, y, side, other, fx, ux, fy, uy, dx, *strides(x, y, side, other), *sizes),
+            *(x, y, side, other, fx, ux, fy, uy, of_x, of_y, near, dx, *strides(x, y, side, other), *sizes),
             **kind,
         )
     return [dq, dk, dv]
+
+
+def _narrow(fs: Tensor, gs: Tensor, us: Tensor, ws: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """a_t of every query and b_t of every key, a column a half-round, filled up with 0; and whether no potential moves too far."""
+    moved = [x - x[-1] for x in (fs, gs)]
+    near = torch.stack([x.abs().amax() for x in moved]).amax() < MOVED
+    a, b = (x.exp2() for x in moved)
+    along_rows = torch.arange(len(fs), device=fs.device).remainder(2).eq(0).reshape(-1, 1, 1, 1)
+    parts = torch.where(along_rows, a * us, a), torch.where(along_rows, b, b * ws)
+    missing = max(16, triton.next_power_of_2(len(fs))) - len(fs)
+    columns = [pad(x.movedim(0, -1), (0, missing)).contiguous() for x in parts]
+    return (columns[0], columns[1]), near.to(torch.int32)
 
 
 def _corrections(

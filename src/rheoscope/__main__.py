@@ -1,0 +1,6 @@
+"""`python -m rheoscope` is the command too, where its own name is not on the path."""
+
+from rheoscope.cli import main
+
+if __name__ == "__main__":
+    main()
