@@ -18,6 +18,7 @@ from rheoscope.catalogue import analysis
 from rheoscope.corpus import rows as written
 from rheoscope.corpus.driving import Here, drive, resume
 from rheoscope.corpus.job import Job
+from rheoscope.corpus.spread import spread
 from rheoscope.corpus.work import Worker
 from rheoscope.shapes import RheoscopeError
 from tests.corpus.cases import ASKED, content, job, lines, text_file, tiny_model
@@ -254,6 +255,12 @@ def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(RheoscopeError, match=r"pip install 'rheoscope\[corpus\]'"):
         written.parquet()
+
+
+def test_without_ray_it_says_what_to_install(first: tuple[Job, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(RheoscopeError, match=r"pip install 'rheoscope\[corpus\]', or --workers 0"):
+        drive(*first, spread)
 
 
 def test_threads_do_not_stay(first: tuple[Job, Path]) -> None:
