@@ -4,7 +4,7 @@
     python benchmarks/corpus.py --quick           fewer texts
     python benchmarks/corpus.py --smallest        a tiny model on any machine, nothing is stored
 
-Random weights, random words; 16 texts at once on a GPU, 2 else. After every shard (read, tokenised, computed, summarised, committed to
+Random weights, random words; 64 texts at once on a GPU, 2 else. After every shard (read, tokenised, computed, summarised, committed to
 disk) the bare sdpa forward of Hugging Face reads as many tokens. On a CPU seconds are those of the processor, so that others on the
 machine do not count. The standard set is trajectory, readout of the last token, statistics of
 all weights, mean cosine and participation ratio. `memory` is the peak of the process (of the GPU where there is one) after all shards
@@ -38,12 +38,7 @@ TINY = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-STANDARD: dict[str, dict[str, Any]] = {
-    "trajectory": {},
-    "readout": {},
-    "head_statistics": {},
-    "clusters": {"grain": "half"},
-}
+STANDARD: dict[str, dict[str, Any]] = {"trajectory": {}, "readout": {}, "head_statistics": {}, "clusters": {}}
 SETS = {"standard set": STANDARD, "with agreement on 64 queries": STANDARD | {"agreement": {"draws": 0, "queries": 64}}}
 BARS = {"cuda": {"standard set": 0.45, "with agreement on 64 queries": 0.25}, "cpu": {"standard set": 0.5}}
 
@@ -154,10 +149,16 @@ def busy(folder: Path, job: Job) -> float:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    asked = arguments(__doc__).parse_args(words)
+    parser = arguments(__doc__)
+    parser.add_argument(
+        "--at-once", type=int, default=64, help="texts computed at once on a GPU, by the bare network too (64)"
+    )
+    asked = parser.parse_args(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape, dtype = (MEDIUM, torch.bfloat16) if device == "cuda" else (SMALL, torch.float32)
-    tokens, batch, shards, each = (1024, 16, 5 if asked.quick else 12, 256) if device == "cuda" else (256, 2, 6, 4)
+    tokens, batch, shards, each = (
+        (1024, asked.at_once, 5 if asked.quick else 12, 256) if device == "cuda" else (256, 2, 6, 4)
+    )
     if asked.smallest:
         shape, dtype, tokens, batch, shards, each = TINY, torch.float32, 24, 4, 4, 4
     with tempfile.TemporaryDirectory() as where:
