@@ -266,9 +266,12 @@ def directed(x: Cloud, y: Cloud) -> Int[Tensor, " n"]:
 def equal_points(x: Cloud) -> Bool[Tensor, "n n"]:
     """Which tokens stand at one point, but for the rounding of float32: they are one type.
 
-    Equal points are equally far from the first one: pairs are held against each other only where that holds.
+    Equal points are equally far from the first one: pairs are held against each other only where that holds. A GPU has compared
+    all of them before it could be asked for one.
     """
     near = 1e-6 * x.norm(dim=-1).amax()
+    if x.device.type != "cpu":
+        return (distances(inner_products(x)) <= near).cpu()
     line, order = (x - x[0]).norm(dim=-1).sort()
     runs = order.tensor_split((line.diff() > 2 * near).nonzero()[:, 0].cpu() + 1)
     same = torch.eye(len(x), dtype=torch.bool, device=x.device)

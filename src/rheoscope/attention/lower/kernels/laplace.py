@@ -66,8 +66,7 @@ def average(
     for start in range(low, high, BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
         near = tl.dot(q, turned(k, j, sk, N, D, MASKED), input_precision=PRECISION)
-        far, _ = distance(q2[:, None] + line(k2, j, N, MASKED)[None, :] - 2.0 * near)
-        z = far * a
+        z = tl.sqrt(tl.maximum(q2[:, None] + line(k2, j, N, MASKED)[None, :] - 2.0 * near, 0.0)) * a
         if MASKED:
             z = tl.where(permitted(i[:, None], j[None, :], M, N, CAUSAL), z, FAR)
         higher = tl.maximum(top, tl.max(z, 1))
