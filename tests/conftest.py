@@ -26,6 +26,9 @@ BATTERIES = (
 """Laws of models: with `-m gpu` the models stand on the GPU (tests/place.py), and so their laws are tests of it."""
 UNCHECKED = (
     "src/",
+    "tests/corpus/test_driving.py",
+    "tests/corpus/test_opened.py",
+    "tests/corpus/test_spread.py",
     "tests/covers/test_agreement.py::test_random_heads_lie_inside_their_null",
     "tests/covers/test_attention_patching.py::test_the_derivative_at_0_is_the_sum_of_the_slopes",
     "tests/covers/test_boundary.py::test_it_equals_dense_twins",

@@ -18,6 +18,7 @@ from rheoscope.catalogue import analysis
 from rheoscope.corpus import rows as written
 from rheoscope.corpus.driving import Here, drive, resume
 from rheoscope.corpus.job import Job
+from rheoscope.corpus.spread import spread
 from rheoscope.corpus.work import Worker
 from rheoscope.shapes import RheoscopeError
 from tests.corpus.cases import ASKED, content, job, lines, text_file, tiny_model
@@ -104,7 +105,7 @@ def test_a_second_run_and_a_resumed_one_have_the_same_bytes(first: tuple[Job, Pa
     asked, folder = first
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        drive(asked, run, hear=_interrupting(2))
+        drive(asked, run, hear=_interrupting(1))
     assert 0 < len(list((run / "done").iterdir())) < len(list((folder / "done").iterdir()))
     resume(run)
     assert content(run) == content(folder)
@@ -222,7 +223,7 @@ def test_an_input_that_changes_while_it_is_read_stops_the_run(model: str, tmp_pa
         file.write_text(file.read_text().upper())
 
     with pytest.raises(RheoscopeError, match="has changed since the work was planned"):
-        drive(job(model, str(file), analyses={"head_types": {}}), tmp_path / "run", hear=spoil)
+        drive(job(model, str(file), analyses={"head_types": {}}, shard=100), tmp_path / "run", hear=spoil)
 
 
 def test_a_second_driver_is_refused(first: tuple[Job, Path]) -> None:
@@ -256,8 +257,14 @@ def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         written.parquet()
 
 
+def test_without_ray_it_says_what_to_install(first: tuple[Job, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(RheoscopeError, match=r"pip install 'rheoscope\[corpus\]', or --workers 0"):
+        drive(*first, spread)
+
+
 def test_threads_do_not_stay(first: tuple[Job, Path]) -> None:
     import threading
 
-    assert not [one for one in threading.enumerate() if one.name.startswith("corpus-reader")]
+    assert not [one for one in threading.enumerate() if one.name.startswith("corpus-")]
     assert torch.is_grad_enabled()

@@ -1,5 +1,6 @@
 """A run as xarray, SQL, examples, drift and a page; and the commands that show them."""
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
+from rheoscope.corpus import telling
 from rheoscope.corpus.drift import drift
-from rheoscope.corpus.driving import drive
+from rheoscope.corpus.driving import Progress, drive
 from rheoscope.corpus.job import Job
 from rheoscope.shapes import RheoscopeError
 from tests.corpus.cases import LETTERS, job, lines, text_file, tiny_model
@@ -132,6 +134,54 @@ def test_the_commands(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
         said in html
         for said in ("Distributions: head_types", "Texts: head_types", "The largest drift", "95 % interval")
     )
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on(
+    runs: tuple[Job, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, _, _ = runs
+
+    def stopped(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        "rheoscope.corpus.telling.drive", lambda job, folder, engine, hear: drive(job, folder, engine, stopped)
+    )
+    words = [
+        "--texts",
+        asked.texts[0],
+        "--model",
+        str(asked.model),
+        "--analyses",
+        "head_types",
+        "--length",
+        "32",
+        "--shard",
+        "300",
+    ]
+    done = rheoscope("corpus", "run", *words, "--out", str(tmp_path / "run"))
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"rheoscope: stopped; \d shards are there and whole; type rheoscope corpus resume \S+\n", done.stderr
+    )
+    monkeypatch.undo()
+    assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
+
+
+def test_a_terminal_shows_rate_and_rejects_and_a_pipe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    for terminal in (True, False):
+        out = io.StringIO()
+        monkeypatch.setattr(
+            telling,
+            "console",
+            lambda stderr, out=out, is_it=terminal: Console(file=out, force_terminal=is_it, width=120),
+        )
+        with telling._bar() as hear:
+            hear(Progress(2, 9, 40, 12_000, 3, 4.0))
+        assert ("12,000 tokens, 3,000 tokens/s, 3 rejects" in out.getvalue()) == terminal
+        assert terminal or not out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Summaries merge exactly: any split, any order, through Parquet and back."""
 
 import random
+from collections import Counter
 from dataclasses import fields
 from itertools import pairwise
 
@@ -11,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rheoscope.corpus.cells import cells_of
+from rheoscope.corpus.cells import Cells, cells_of, histogram
 from rheoscope.corpus.summaries import BINS, Numbers, Summary, columns, edges, from_columns, merged, quantiles, summary
 from rheoscope.space.analysis import Field
+from tests.elsewhere import AWAY, elsewhere
 
 pa = pytest.importorskip("pyarrow")
 HEADS, TOKENS = Field(("layer", "head"), "of heads"), Field(("layer", "token"), "of tokens")
@@ -91,3 +93,40 @@ def test_names_have_no_mean_and_truths_have_a_share() -> None:
     assert summary(numbers(torch.tensor([[True], [False]]), Field(("k",), "is it"), [0, 1]), 1).moments()[
         0
     ].tolist() == [0.5]
+
+
+@given(arrays(np.float32, (4, 2, 5), elements=VALUES), st.sampled_from([1, 10**9]))
+@settings(max_examples=20)
+def test_a_sort_and_a_table_count_alike(x: np.ndarray, dense: int) -> None:
+    """Few numbers are sorted, many are counted in a table of all bins: against a count in Python."""
+    there = np.isfinite(x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rheoscope.corpus.cells.DENSE", dense)
+        bins, counts = histogram(torch.from_numpy(x), torch.from_numpy(there))
+    upper = (x.view(np.int32) >> 16) + BINS // 2
+    expected = Counter((np.arange(2)[None, :, None] * BINS + upper)[there].tolist())
+    assert dict(zip(bins.tolist(), counts.tolist(), strict=True)) == expected
+    assert bins.tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "field", [HEADS, TOKENS, Field(("layer", "k"), "ids", names=True)], ids=["heads", "tokens", "names"]
+)
+def test_numbers_of_another_device_are_the_same(field: Field) -> None:
+    x = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(0))
+    x[2, 1] = torch.nan
+    x = x if not field.names else (9 * x).nan_to_num().int()
+    here = Cells.joined([cells_of(x[:4], field), None, cells_of(x[4:], field)], [4, 1, 2]).on_host()
+    with elsewhere():
+        away = Cells.joined(
+            [cells_of(part.to(AWAY), field) if len(part) else None for part in (x[:4], x[:0], x[4:])], [4, 1, 2]
+        )
+        away = away.on_host()
+    for part in fields(Cells):
+        one, other = getattr(here, part.name), getattr(away, part.name)
+        if isinstance(one, np.ndarray | tuple) and part.name not in ("kept", "dims"):
+            assert all(
+                a.tobytes() == b.tobytes() for a, b in zip(np.atleast_1d(one), np.atleast_1d(other), strict=True)
+            )
+        else:
+            assert one == other

@@ -5,7 +5,7 @@ null) are taken together, on the device that the numbers are on: their mean, the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,42 +18,59 @@ from rheoscope.space.analysis import Field
 
 OF_A_TEXT = frozenset({"token", "type", "word", "pair", "elsewhere", "draw", "text", "group"})
 """Axes whose places are other things in another text."""
+DENSE = 16
+"""Bins for each number, above which numbers are sorted instead of counted in a table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """`value` (text, *kept): of floating-point numbers the mean over the tokens, float32. `kept` are its axes.
+    """`value` (text, *kept): of numbers the mean over the tokens, float32, NaN where there is none. `kept` are its axes.
 
-    `each` (text, *dims) are the numbers of all tokens, `dims` their axes, where the field has some. The rest is None where the field
-    names things instead of counting them.
+    `each` (text, *dims) are the numbers of all tokens, `dims` their axes, where the field has some; then `largest` and `smallest` are
+    numbers of single tokens and their places, and `bins` and `counts` the histogram of all tokens. `names`: it is no number.
+    Tensors stay on the device until `on_host`, so that nobody waits for them.
     """
 
     kept: tuple[str, ...]
-    value: np.ndarray | None
+    value: Any
     dims: tuple[str, ...] = ()
     each: np.ndarray | None = None
-    largest: tuple[np.ndarray, np.ndarray] | None = None
-    smallest: tuple[np.ndarray, np.ndarray] | None = None
+    largest: tuple[Any, Any] | None = None
+    smallest: tuple[Any, Any] | None = None
     bins: np.ndarray | None = None
     counts: np.ndarray | None = None
+    names: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """How many places each kept axis has."""
-        assert self.value is not None
-        return self.value.shape[1:]
+        return tuple(self.value.shape[1:])
+
+    def on_host(self) -> "Cells":
+        """The same as arrays of numpy, with a histogram of texts where there is none of tokens."""
+        if not isinstance(self.value, Tensor):
+            return self
+        bins, counts = self.bins, self.counts
+        if bins is None and not self.names:
+            bins, counts = histogram(self.value[..., None], self.value.isfinite()[..., None])
+        most, least = (
+            None if one is None else (_array(one[0]), _array(one[1])) for one in (self.largest, self.smallest)
+        )
+        return replace(self, value=_array(self.value), largest=most, smallest=least, bins=bins, counts=counts)
 
     def numbers(self, texts: np.ndarray) -> Numbers | None:
         """What a summary is made of; None of what is no number."""
-        if self.largest is None or self.smallest is None or self.value is None:
+        if self.names or self.value is None:
             return None
-        assert self.bins is not None
-        assert self.counts is not None
-        value, largest, at_largest, smallest, at_smallest = (
-            x.reshape(len(texts), -1) for x in (self.value, *self.largest, *self.smallest)
-        )
-        bins, counts = counted(self.bins, self.counts)
-        return Numbers(texts, value, largest, at_largest, smallest, at_smallest, bins, counts)
+        host = self.on_host()
+        assert host.bins is not None
+        assert host.counts is not None
+        value = host.value.reshape(len(texts), -1)
+        nowhere = value, np.broadcast_to(np.int32(-1), value.shape)
+        most, least = (nowhere if one is None else one for one in (host.largest, host.smallest))
+        large, at_large, small, at_small = (x.reshape(len(texts), -1) for x in (*most, *least))
+        bins, counts = counted(host.bins, host.counts)
+        return Numbers(texts, value, large, at_large, small, at_small, bins, counts)
 
     @staticmethod
     def joined(parts: "Sequence[Cells | None]", sizes: Sequence[int]) -> "Cells":
@@ -65,22 +82,23 @@ class Cells:
             )
         some = [_absent(first, size) if part is None else part for part, size in zip(parts, sizes, strict=True)]
 
-        def both(name: str) -> Any:
-            pairs = [getattr(part, name) for part in some]
-            return None if pairs[0] is None else tuple(np.concatenate([pair[at] for pair in pairs]) for at in (0, 1))
+        def pairs(name: str) -> Any:
+            found = [getattr(part, name) for part in some]
+            return None if found[0] is None else tuple(_below([pair[at] for pair in found]) for at in (0, 1))
 
         def all_of(name: str) -> Any:
-            return None if getattr(first, name) is None else np.concatenate([getattr(part, name) for part in some])
+            return None if getattr(first, name) is None else _below([getattr(part, name) for part in some])
 
         return Cells(
             kept=first.kept,
             value=all_of("value"),
             dims=first.dims,
             each=None if first.each is None else _padded([part.each for part in some if part.each is not None]),
-            largest=both("largest"),
-            smallest=both("smallest"),
+            largest=pairs("largest"),
+            smallest=pairs("smallest"),
             bins=all_of("bins"),
             counts=all_of("counts"),
+            names=first.names,
         )
 
 
@@ -89,32 +107,40 @@ def cells_of(x: Tensor | np.ndarray, field: Field, tokens: bool = True) -> Cells
     mine = tuple(dim for dim in field.dims if dim in OF_A_TEXT)
     kept = tuple(dim for dim in field.dims if dim not in OF_A_TEXT)
     if isinstance(x, np.ndarray):
-        return Cells(kept, x) if not mine else Cells(kept, None)
-    whole = not x.is_floating_point() and x.dtype is not torch.bool
-    each = _stored(x) if mine and tokens else None
+        return Cells(kept, None if mine else x, names=True)
+    dims = field.dims if mine else ()
+    each = _array(_stored(x)) if mine and tokens else None
     if field.names:
-        return Cells(kept, None if mine else _stored(x), field.dims if mine else (), each)
+        return Cells(kept, None if mine else _stored(x), dims, each, names=True)
+    if not mine:
+        return Cells(kept, _number(x))
     order = [1 + field.dims.index(dim) for dim in (*kept, *mine)]
-    flat = x.permute(0, *order).flatten(1 + len(kept)) if mine else x[..., None]
-    numbers = flat.float() + 0.0  # -0 and 0 are one number
-    there = numbers.isfinite() & (flat != -1) if whole and mine else numbers.isfinite()
-    value, most, least, at_most, at_least = (one.cpu().numpy() for one in _of_items(numbers, there))
-    token = "token" in mine and len(mine) == 1
-    places = (at_most if token else np.full_like(at_most, -1), at_least if token else np.full_like(at_least, -1))
-    bins, counts = histogram(numbers, there)
-    return Cells(kept, value, field.dims if mine else (), each, (most, places[0]), (least, places[1]), bins, counts)
+    flat = x.permute(0, *order).flatten(1 + len(kept))
+    whole = not x.is_floating_point() and x.dtype is not torch.bool
+    numbers = torch.where(flat == -1, torch.nan, _number(flat)) if whole else _number(flat)
+    there = numbers.isfinite()
+    value, largest, smallest = _of_items(numbers, there)
+    if mine != ("token",):
+        largest, smallest = ((one[0], torch.full_like(one[1], -1)) for one in (largest, smallest))
+    return Cells(kept, value, dims, each, largest, smallest, *histogram(numbers, there))
 
 
-def _of_items(x: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Over the last axis: mean, largest, smallest (NaN where there is nothing), and where these are first."""
-    if x.shape[-1] == 1:
-        only, nothing = torch.where(there, x, torch.nan)[..., 0], torch.full(x.shape[:-1], -1, dtype=torch.int32)
-        return only, only, only, nothing, nothing
-    some, count = there.any(-1), there.sum(-1)
-    mean = torch.where(there, x, 0).double().sum(-1) / count.clamp(min=1)
+def _number(x: Tensor) -> Tensor:
+    """float32, NaN for all that is not finite there; 0 and -0 are one number."""
+    x = x.float() + 0.0
+    return torch.where(x.isfinite(), x, torch.nan)
+
+
+Place = tuple[Tensor, Tensor]
+
+
+def _of_items(x: Tensor, there: Tensor) -> tuple[Tensor, Place, Place]:
+    """Over the last axis: the mean, the largest and the smallest (NaN where there is nothing), and where these are first."""
+    some = there.any(-1)
+    mean = torch.where(there, x, 0).double().sum(-1) / there.sum(-1).clamp(min=1)
     most, least = torch.where(there, x, -torch.inf).max(-1), torch.where(there, x, torch.inf).min(-1)
-    values = (torch.where(some, one, torch.nan) for one in (mean.float(), most.values, least.values))
-    return *values, most.indices.int(), least.indices.int()  # type: ignore[return-value]
+    value, large, small = (torch.where(some, one, torch.nan) for one in (mean.float(), most.values, least.values))
+    return value, (large, most.indices.int()), (small, least.indices.int())
 
 
 def histogram(x: Tensor, there: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -125,16 +151,30 @@ def histogram(x: Tensor, there: Tensor) -> tuple[np.ndarray, np.ndarray]:
     [2, 1]
     """
     upper = (x.contiguous().view(torch.int32) >> 16) + BINS // 2
-    cells = x[0, ..., 0].numel() if len(x) else 0
-    cell = torch.arange(cells, device=x.device).reshape(*x.shape[1:-1], 1)
-    found, counts = (cell * BINS + upper)[there].unique(return_counts=True)
-    return found.cpu().numpy(), counts.cpu().numpy()
+    cells = x[:1, ..., 0].numel()
+    key = torch.arange(cells, device=x.device).reshape(*x.shape[1:-1], 1) * BINS + upper
+    if x.numel() * DENSE < cells * BINS:
+        found, counts = key[there].unique(return_counts=True)
+    else:  # so many that a table of all bins is cheaper than a sort; what is not there is counted behind its end
+        table = torch.bincount(torch.where(there, key, cells * BINS).flatten(), minlength=cells * BINS + 1)[:-1]
+        found = table.nonzero()[:, 0]
+        counts = table[found]
+    return _array(found), _array(counts)
 
 
-def _stored(x: Tensor) -> np.ndarray:
+def _array(x: Tensor) -> np.ndarray:
+    return x.cpu().numpy()
+
+
+def _below(parts: Sequence[Any]) -> Any:
+    """Texts below each other."""
+    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else np.concatenate(parts)
+
+
+def _stored(x: Tensor) -> Tensor:
     """As rows hold it: float32, int32 or a truth."""
     kind = torch.float32 if x.is_floating_point() else x.dtype if x.dtype is torch.bool else torch.int32
-    return x.to(kind).cpu().numpy()
+    return x.to(kind)
 
 
 def _padded(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -154,23 +194,19 @@ def _padded(parts: Sequence[np.ndarray]) -> np.ndarray:
 def _absent(like: Cells, texts: int) -> Cells:
     """As many texts without a number."""
 
-    def empty(x: np.ndarray | None) -> Any:
+    def empty(x: Any) -> Any:
         if x is None:
             return None
+        if isinstance(x, Tensor):
+            return x.new_full((texts, *x.shape[1:]), torch.nan if x.is_floating_point() else -1)
         fill: Any = np.nan if x.dtype.kind == "f" else "" if x.dtype.kind == "U" else -1
-        return np.full((texts, *x.shape[1:]), fill, x.dtype if x.dtype.kind != "b" else np.int32)
+        return np.full((texts, *x.shape[1:]), fill, x.dtype)
 
-    def pair(x: tuple[np.ndarray, np.ndarray] | None) -> Any:
+    def pair(x: tuple[Any, Any] | None) -> Any:
         return None if x is None else (empty(x[0]), empty(x[1]))
 
     nothing = None if like.bins is None else np.zeros(0, np.int64)
     return Cells(
-        like.kept,
-        empty(like.value),
-        like.dims,
-        empty(like.each),
-        pair(like.largest),
-        pair(like.smallest),
-        nothing,
-        nothing,
-    )
+        like.kept, empty(like.value), like.dims, empty(like.each), pair(like.largest), pair(like.smallest), nothing, nothing,
+        like.names,
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -61,9 +62,15 @@ class Here:
         return facts_of(self.worker.model)
 
     def work(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[Told]:
+        before: Future[Told] | None = None
         for shard, then in pairwise(chain(shards, [None])):
             assert shard is not None
-            yield self.worker.work(inputs, shard, then)
+            written = self.worker.work(inputs, shard, then)
+            if before is not None:
+                yield before.result()
+            before = written
+        if before is not None:
+            yield before.result()
 
 
 @contextmanager

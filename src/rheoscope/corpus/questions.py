@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,11 @@ class Asked:
     texts: list[int]
     fields: dict[str, Cells]
     refused: dict[int, str]
+
+
+def on_host(answer: Asked) -> Asked:
+    """The same, as arrays of numpy."""
+    return replace(answer, fields={name: cells.on_host() for name, cells in answer.fields.items()})
 
 
 def check(question: Question) -> None:

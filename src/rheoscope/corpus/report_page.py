@@ -43,12 +43,13 @@ def save(folder: Path, beside: Path | None, path: Path | None) -> str:
     check_free(goal)
     corpus = open_corpus(folder)
     page = page_of(corpus)
-    return (page if beside is None else with_drift(page, corpus, open_corpus(beside))).save(goal)
+    page = page if beside is None else with_drift(page, corpus, open_corpus(beside))
+    return page.facts("Where the numbers come from", facts_of(corpus)).save(goal)
 
 
 def page_of(corpus: Corpus) -> Page:
     """Every analysis: its picture, its distributions, its examples."""
-    told, job, model = counts(corpus.folder), corpus.manifest.job, corpus.manifest.model
+    told, job = counts(corpus.folder), corpus.manifest.job
     lead = (
         f"{told['texts']:,} texts, {told['tokens']:,} tokens, {told['rejects']:,} rejects; {len(done(corpus.folder))} of "
         f"{len(shards_of(corpus.folder))} shards; {job.model or 'the default model'}. Means are over texts; intervals are 95 %, "
@@ -60,13 +61,18 @@ def page_of(corpus: Corpus) -> Page:
             page = page.drawing(fields.picture(_drawn(dataset(corpus, name))))
             page = page.section(f"Distributions: {name}", "".join(_distributions(corpus, name)))
             page = _examples(page, corpus, name)
-    facts = {key: str(value) for key, value in model.items() if key != "steps"} | {
+    return page
+
+
+def facts_of(corpus: Corpus) -> dict[str, str]:
+    """Model, settings and inputs."""
+    job = corpus.manifest.job
+    return {key: str(value) for key, value in corpus.manifest.model.items() if key != "steps"} | {
         "fingerprint": corpus.manifest.fingerprint,
         "analyses": "; ".join(f"{name} {dict(settings) or ''}".strip() for name, settings in job.analyses.items()),
         "texts": f"{job.least} to {job.length} tokens{', packed' if job.pack else ''}",
         "inputs": ", ".join(one.path for one in corpus.manifest.inputs),
     }
-    return page.facts("Where the numbers come from", facts)
 
 
 def _drawn(found: "xarray.Dataset") -> "xarray.Dataset":

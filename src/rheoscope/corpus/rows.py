@@ -62,7 +62,7 @@ def _there(found: Mapping[str, np.ndarray], columns: Mapping[str, np.ndarray]) -
 def write(path: Path, table: "pyarrow.Table") -> None:
     """A table as a file that is there whole or not at all, whatever happens: temporary name, fsync, rename, fsync of the folder."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(path.parent)
         with whole_file(path) as temporary:
             parquet().write_table(table, temporary, compression="zstd", write_statistics=True)
             sync(temporary)
@@ -70,6 +70,14 @@ def write(path: Path, table: "pyarrow.Table") -> None:
     except OSError as error:
         told = "the disk is full" if error.errno == errno.ENOSPC else f"cannot write {path}: {error.strerror or error}"
         raise RheoscopeError(f"{told}; make room, then type rheoscope corpus resume {path.parents[1]}") from error
+
+
+def _make(folder: Path) -> None:
+    """The folder is there, and stays."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
 
 
 def sync(path: Path) -> None:

@@ -140,6 +140,7 @@ def begin(folder: Path, job: Job, model: dict[str, Any], inputs: list[Input], sh
     with whole_file(folder / MANIFEST) as temporary:
         temporary.write_text(mine.as_json(), encoding="utf-8")
         sync(temporary)
+    sync(folder)
     return mine
 
 

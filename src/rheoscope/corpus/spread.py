@@ -44,7 +44,7 @@ class Actor:
         """One shard."""
         assert self.worker is not None
         try:
-            return self.worker.work(inputs, shard, then)
+            return self.worker.work(inputs, shard, then).result()
         except RheoscopeError as error:
             return str(error)
 

@@ -79,9 +79,16 @@ def summary(numbers: Numbers, top: int) -> Summary:
     items = np.bincount(numbers.bins // BINS, numbers.counts, cells).astype(np.int64)
 
     def examples(value: np.ndarray, token: np.ndarray, sign: int) -> np.ndarray:
-        found = np.empty(int(there.sum()), EXAMPLE)
-        found["cell"], found["value"], found["token"] = cell[there], value[there], token[there]
-        found["text"] = np.broadcast_to(numbers.text[:, None], there.shape)[there]
+        ordered = np.where(there, sign * value, np.inf)
+        last = (
+            np.partition(ordered, min(top, len(ordered)) - 1, 0)[min(top, len(ordered)) - 1]
+            if top and len(ordered)
+            else -np.inf
+        )
+        some = there & (ordered <= last)  # the few that can be among the first
+        found = np.empty(int(some.sum()), EXAMPLE)
+        found["cell"], found["value"], found["token"] = cell[some], value[some], token[some]
+        found["text"] = np.broadcast_to(numbers.text[:, None], some.shape)[some]
         return _first(found, top, sign)
 
     return Summary(

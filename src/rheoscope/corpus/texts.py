@@ -93,13 +93,13 @@ def _aside(file: Path, root: Path) -> bool:
 
 
 def kind_of(path: Path) -> str:
-    """How a file is read, by how its name ends; empty where it is not.
+    """How a file is read, by how its name ends; empty where it is not. A compressed file that says no more holds lines.
 
-    >>> kind_of(Path("a.jsonl.gz")), kind_of(Path("a.parquet")), kind_of(Path("a.png"))
-    ('.jsonl', '.parquet', '')
+    >>> kind_of(Path("a.jsonl.gz")), kind_of(Path("a.parquet")), kind_of(Path("a.png")), kind_of(Path("enwik8.gz"))
+    ('.jsonl', '.parquet', '', '.txt')
     """
     name = path.with_suffix("") if path.suffix.lower() in PACKED else path
-    suffix = name.suffix.lower()
+    suffix = name.suffix.lower() or ("" if name == path else ".txt")
     return suffix if suffix in PLAIN or (suffix in TABLES and name == path) else ""
 
 

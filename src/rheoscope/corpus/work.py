@@ -11,7 +11,7 @@ import torch
 
 from rheoscope.corpus.job import Job
 from rheoscope.corpus.pieces import Piece, Reject, batches, cut
-from rheoscope.corpus.questions import Asked, Question, asked, joined
+from rheoscope.corpus.questions import Asked, Question, asked, joined, on_host
 from rheoscope.corpus.rows import tables, write
 from rheoscope.corpus.shards import part
 from rheoscope.corpus.summaries import columns, summary
@@ -36,29 +36,32 @@ class Told:
 
 
 class Worker:
-    """A model that works on shards. The next shard is read and tokenised by a thread while this one is computed."""
+    """A model that works on shards. While one is computed, a thread reads and tokenises the next one, and another thread summarises and
+    writes the one before.
+    """
 
     def __init__(self, job: Job, folder: Path, model: Running) -> None:
         self.job, self.folder, self.model = job, folder, model
-        self.reader, self.thread = Reader(job.column), ThreadPoolExecutor(1, "corpus-reader")
+        self.reader, self.reading = Reader(job.column), ThreadPoolExecutor(1, "corpus-reader")
+        self.writing = ThreadPoolExecutor(1, "corpus-writer")
         self.coming: dict[int, Future[Cut]] = {}
         self.inputs: list[Input] = []
 
     def close(self) -> None:
-        """End the thread."""
-        self.thread.shutdown(cancel_futures=True)
+        """End the threads; what is being written is written to its end."""
+        self.reading.shutdown(cancel_futures=True)
+        self.writing.shutdown()
 
-    def work(self, inputs: list[Input], shard: Shard, then: Shard | None = None) -> Told:
-        """Compute a shard and commit its files; `then` is the one that will come next."""
+    def work(self, inputs: list[Input], shard: Shard, then: Shard | None = None) -> "Future[Told]":
+        """Compute a shard; its files are there when the future says so. `then` is the one that will come next."""
         self.inputs = inputs
-        waiting = self._ahead(shard)
-        pieces, rejects = waiting.result()
+        pieces, rejects = self._ahead(shard).result()
         self.coming = {then.number: self._ahead(then)} if then is not None else {}
         found, words = self._computed(pieces, rejects)
-        return self._commit(shard, pieces, rejects, found, words)
+        return self.writing.submit(self._commit, shard, pieces, rejects, found, words)
 
     def _ahead(self, shard: Shard) -> "Future[Cut]":
-        return self.coming.get(shard.number) or self.thread.submit(self._cut, shard)
+        return self.coming.get(shard.number) or self.reading.submit(self._cut, shard)
 
     def _cut(self, shard: Shard) -> Cut:
         rows = self.reader.rows(self.inputs[shard.file].path, shard)
@@ -82,7 +85,7 @@ class Worker:
                     Reject(some[at].row, why, some[at].first, question.name) for at, why in answer.refused.items()
                 ]
         kept = {name: [one for one in parts if one.texts] for name, parts in found.items()}
-        return {name: joined(parts) for name, parts in kept.items() if parts}, words
+        return {name: on_host(joined(parts)) for name, parts in kept.items() if parts}, words
 
     def _traced(self, batch: list[Piece], rejects: list[Reject]) -> tuple[list[Piece], Any] | None:
         """The points of a batch; texts that the model refuses are left out, each by itself."""
