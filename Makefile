@@ -12,10 +12,10 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 # About 60 tokens, so that each of the seven questions can be answered.
 SAMPLE := "The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the"
 
-.PHONY: help demo test studio page browser pictures readme lint format types docs wheel bench peers lock clean
+.PHONY: help demo test studio page browser cluster pictures readme lint format types docs wheel bench peers lock clean
 
 help:
-	@sed -n 's/^# make/make/p' Makefile; echo "also        make studio, page, browser, pictures, readme, lint, format, types, docs, wheel, bench, peers, lock, clean"
+	@sed -n 's/^# make/make/p' Makefile; echo "also        make studio, page, browser, cluster, pictures, readme, lint, format, types, docs, wheel, bench, peers, lock, clean"
 
 demo:
 	$(INSTALL)
@@ -44,6 +44,11 @@ page:
 browser:
 	$(INSTALL) browser test
 	$(BIN)python .ci/browser.py $(ARGS)
+
+# Corpora on Ray: a cluster of two nodes on this machine, of which parts are killed. Without Ray, make test says that it leaves these out.
+cluster:
+	$(INSTALL) test corpus
+	OMP_NUM_THREADS=1 $(BIN)python -m pytest tests/corpus/test_spread.py $(ARGS)
 
 # The pictures of the studio's guide, after make studio.
 pictures:
