@@ -165,6 +165,7 @@ def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
         "distorted_pairs",
         "score_attribution",
         "scores",
+        "head_statistics",
         "head_types",
         "operators",
         "distortion",

@@ -7,7 +7,7 @@ from rheoscope.catalogue import TABLE
 
 MARK = "<!-- reference -->"
 ROOMS = {
-    "Open, ask, look": ("opening", "catalogue", "report", "studio", "space", "shapes"),
+    "Open, ask, look": ("opening", "catalogue", "report", "studio", "corpus", "space", "shapes"),
     "The flow": ("flow",),
     "The covers": ("covers",),
     "Attention": ("attention", "pretrained"),
