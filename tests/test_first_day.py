@@ -25,7 +25,7 @@ from rheoscope.cli import app, main
 from rheoscope.models.checkpoint import save
 from tests.report.cases import small
 
-LINES = int(os.environ.get("RHEOSCOPE_LINES", "60"))
+LINES = int(os.environ.get("RHEOSCOPE_LINES", "24"))
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 SLOW = {"attention", "bench", "dynamics", "studio"}
 """They take seconds or wait for a visitor whatever is typed: of these only what ends at once."""
