@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from gpu import MEDIUM, TINY
 from timing import arguments, keep
 
 from rheoscope.corpus.driving import Progress, drive, open_model
@@ -27,17 +28,7 @@ from rheoscope.corpus.job import Job
 from rheoscope.corpus.texts import plan
 from rheoscope.corpus.work import Worker
 
-MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024}
 SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}
-TINY = {
-    "n_layer": 2,
-    "n_head": 2,
-    "n_embd": 8,
-    "n_positions": 32,
-    "vocab_size": 50,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
 STANDARD: dict[str, dict[str, Any]] = {"trajectory": {}, "readout": {}, "head_statistics": {}, "clusters": {}}
 SETS = {"standard set": STANDARD, "with agreement on 64 queries": STANDARD | {"agreement": {"draws": 0, "queries": 64}}}
 BARS = {"cuda": {"standard set": 0.45, "with agreement on 64 queries": 0.25}, "cpu": {"standard set": 0.5}}
