@@ -244,9 +244,11 @@ def test_what_cannot_work_stops_at_once(model: str, tmp_path: Path) -> None:
         ({"analyses": {"nothing": {}}}, "there is no analysis"),
         ({"least": 40}, "type a smaller --least"),
         ({"batch": 0}, "batch is a whole number"),
+        ({"texts": ("nowhere.txt",)}, "there is no file nowhere.txt"),
     ]:
         with pytest.raises(RheoscopeError, match=said):
             drive(replace(job(model, texts), **changed), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
     with pytest.raises(RheoscopeError, match="cannot write"):
         drive(job(model, texts), tmp_path / "texts.txt" / "run")
 

@@ -15,7 +15,7 @@ from rheoscope.corpus.job import Job
 from rheoscope.corpus.merging import write_summary
 from rheoscope.corpus.rows import parquet
 from rheoscope.corpus.shards import begin, done, locked, opened, planned
-from rheoscope.corpus.texts import Input, Shard
+from rheoscope.corpus.texts import Input, Shard, files_of
 from rheoscope.corpus.work import Told, Worker
 from rheoscope.opening import load
 from rheoscope.shapes import RheoscopeError
@@ -121,6 +121,7 @@ def drive(
 ) -> Progress:
     """Do all that is not done yet of a job in a folder: begun, or gone on with."""
     job = job.checked()
+    files_of(list(job.texts))  # a name that nobody has is told before a model is opened
     parquet()
     began = time.monotonic()
     with locked(folder), engine(job, folder) as workers:

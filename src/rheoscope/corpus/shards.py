@@ -71,6 +71,7 @@ def fingerprint(job: Job, model: dict[str, Any], shards: list[Shard]) -> str:
 def locked(folder: Path) -> Iterator[None]:
     """Inside, nobody else works on the folder. The lock is the kernel's, so it ends with the process, however that ends."""
     check_directory(folder)
+    ours = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     foreign = [one for one in folder.iterdir() if not one.name.startswith(".") and one.name != PLAN]
     if foreign and not (folder / MANIFEST).exists():  # the plan is written before the manifest
@@ -87,7 +88,12 @@ def locked(folder: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         _clear(folder)
-        yield
+        try:
+            yield
+        finally:
+            if ours and [one.name for one in folder.iterdir()] == [LOCK]:  # refused before anything was written
+                (folder / LOCK).unlink()
+                folder.rmdir()
 
 
 def _clear(folder: Path) -> None:

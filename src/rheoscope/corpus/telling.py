@@ -29,9 +29,15 @@ def run(job: Job, folder: Path, workers: int | None, address: str | None, thread
         ) from None
     told = counts(folder)
     print(
-        f"{folder}: {progress.done} shards, {told['texts']:,} texts, {told['tokens']:,} tokens, {told['rejects']:,} rejects"
+        f"{folder}: {_several(progress.done, 'shard')}, {_several(told['texts'], 'text')}, {told['tokens']:,} tokens, "
+        f"{_several(told['rejects'], 'reject')}"
         f"{_rate(progress)}; type rheoscope corpus report {folder}"
     )
+
+
+def _several(count: int, what: str) -> str:
+    """1 shard, 2,000 shards."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _engine(workers: int | None, address: str | None, threads: int | None) -> Any:
@@ -78,7 +84,8 @@ def _bar() -> Iterator[Hear]:
 def show_status(folder: Path) -> None:
     """How far a run is, and the reasons of its rejects, the most frequent first."""
     held, there, shards, told = opened(folder), done(folder), shards_of(folder), counts(folder)
-    print(f"{folder}: {len(there)} of {len(shards)} shards, {told['texts']:,} texts, {told['tokens']:,} tokens")
+    whole = _several(len(shards), "shard")
+    print(f"{folder}: {len(there)} of {whole}, {_several(told['texts'], 'text')}, {told['tokens']:,} tokens")
     print(f"model {held.job.model or 'the default model'} ({held.model['weights']}), {', '.join(held.job.analyses)}")
     reasons: Counter[str] = Counter()
     for file in files_of_table(folder, "rejects"):
