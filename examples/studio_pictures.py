@@ -64,6 +64,7 @@ def seen(page: Page, base: str, link: dict[str, str], place: str) -> bytes:
         page.add_style_tag(content="button[lang=zh-Hans] { display: none }")  # no font here has its letters
     if place:
         page.locator(place).evaluate("(one) => one.scrollIntoView()")
+    page.wait_for_load_state("networkidle", timeout=300_000)
     settled(page)
     return page.screenshot()
 

@@ -193,6 +193,9 @@ export class Studio {
     return new Opened(this.client, id, job).follow()
   }
   private exampleText = ''
+  private async readExample(): Promise<void> {
+    if (!this.exampleText && !this.only) this.exampleText = this.state!.example ? (await this.client.head(this.state!.example)).text : SAMPLE
+  }
 
   private get windowed(): { window?: number } { return this.link.window === null ? {} : { window: this.link.window } }
 
@@ -204,7 +207,7 @@ export class Studio {
     this.error = ''
     this.opening = 'trace'
     try {
-      if (!this.exampleText && !this.only) this.exampleText = this.state.example ? (await this.client.head(this.state.example)).text : SAMPLE
+      await this.readExample()
       const opened = await this.openFor(this.link.model, this.link.text, this.edits, this.windowed)
       if (wish !== this.wanted) return opened.leave()
       this.trace?.leave()
@@ -228,6 +231,7 @@ export class Studio {
     if (!beside) return
     const named = (kind: string) => beside.slice(kind.length)
     try {
+      await this.readExample()
       const opened = beside.startsWith('text:') ? await this.openFor(model, named('text:'), this.edits, { questions: [] })
         : beside.startsWith('model:') ? await this.openFor(named('model:'), text, [], { questions: [], ...this.windowed })
         : await this.openFor(model, text, [], { questions: [], ...this.windowed, ...(beside === 'untrained' ? { untrained: true } : {}) })

@@ -265,13 +265,14 @@ def test_two_models_side_by_side(studio: tuple[Session, str], browser: Any) -> N
         assert errors == []
 
 
-def test_a_long_run_is_cancelled(studio: tuple[Session, str], browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_length(subject: Any, name: str, settings: Any, nulls: bool, progress: Any) -> Any:
-        """Long enough on any machine, and it hears that nobody waits any more."""
-        for done in range(1200):
-            progress(done, 1200)
-            time.sleep(0.05)
+def at_length(subject: Any, name: str, settings: Any, nulls: bool, progress: Any) -> Any:
+    """Long enough on any machine, and it hears that nobody waits any more."""
+    for done in range(1200):
+        progress(done, 1200)
+        time.sleep(0.05)
 
+
+def test_a_long_run_is_cancelled(studio: tuple[Session, str], browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with looking(browser) as (page, errors):
         page.goto(f"{studio[1]}#view=dynamics&text=The+keys")
         arrived(page)
@@ -281,6 +282,18 @@ def test_a_long_run_is_cancelled(studio: tuple[Session, str], browser: Any, monk
         page.keyboard.press("Enter")
         page.locator(".act button", has_text="cancel").click()
         assert page.locator("[role=alert]").inner_text() == "cancelled"
+        assert errors == []
+
+
+def test_a_link_under_an_edit_shows_what_was_before(
+    studio: tuple[Session, str], browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, though the answers about the edited text take long."""
+    monkeypatch.setattr("rheoscope.studio.session.answer", at_length)
+    with looking(browser) as (page, errors):
+        page.goto(f"{studio[1]}#layer=0&head=1&edits=0.1.M.symmetric&text=One+day+the+king+took+it")
+        page.get_by_text(re.compile("symmetry .* → 1")).wait_for()
+        page.locator(".act button", has_text="cancel").click()
         assert errors == []
 
 
