@@ -62,8 +62,7 @@ CHECKED, CASES = 3, defaultdict[str, Iterator[int]](count)
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 """A directory of real checkpoints, one folder each; tests marked `real_weights` run where it exists."""
 
-settings.register_profile("patient", deadline=None, max_examples=75)
-"""No deadline: a shared machine is slow at times, which says nothing of the code. Other examples in every run, so fewer will do."""
+settings.register_profile("patient", deadline=None)  # a shared machine is slow at times, which says nothing of the code
 if not os.environ.get("CI"):  # hypothesis has its own CI profile: no deadline, no randomness
     settings.load_profile("patient")
 
