@@ -199,8 +199,8 @@ def test_embed_is_where_tokens_start(name: str) -> None:
 
 
 def scale(x: Tensor) -> float:
-    """What float32 rounds a sum of such numbers by is a multiple of the largest."""
-    return max(1.0, float(x.abs().max()))
+    """On a GPU batches add in another order than one text: what float32 rounds a sum by is a multiple of the largest number."""
+    return max(1.0, float(x.abs().max())) if x.is_cuda else 1.0
 
 
 @pytest.mark.parametrize("name", PADDED)
@@ -213,7 +213,7 @@ def test_a_padded_batch_gives_each_text_its_own_points(name: str) -> None:
         alone = traced(name, seed=seed, n=len(ids))
         assert together.points.shape == alone.points.shape
         assert together.ids.tolist() == ids.tolist()
-        assert gap(together.points, alone.points) <= 1e-5 * scale(alone.points)
+        assert gap(together.points, alone.points) <= 2e-5 * scale(alone.points)
         assert gap(together.weights(1, 2), alone.weights(1, 2)) <= 1e-5
         assert gap(together.displacements(1), alone.displacements(1)) <= 1e-5 * scale(alone.points)
         if asked:
