@@ -356,6 +356,10 @@ def train_command(
     steps: Annotated[int | None, typer.Option(help="How many steps.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cuda where there is one).")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the log for TensorBoard.")] = False,
+    penalty: Annotated[
+        list[str] | None,
+        typer.Option(help="Keep small besides the loss: asymmetry=0.1 (of M), residual=0.1 (of every layer)."),
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Show every recipe.")] = False,
 ) -> None:
     """Train a Transformer by a recipe; the same command again goes on where it was stopped, to the same weights.
@@ -370,7 +374,7 @@ def train_command(
     elif recipe is None or not data or out is None:
         raise typer.BadParameter("type rheoscope train RECIPE --data FILE… --out DIR, or --list for the recipes")
     else:
-        show(recipe, data, out, held_out or (), settings or (), steps, device, tensorboard)
+        show(recipe, data, out, held_out or (), settings or (), steps, device, tensorboard, penalty or ())
 
 
 @app.command("generate")

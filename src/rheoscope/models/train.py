@@ -1,6 +1,6 @@
 """Training: the same weights from the same seed, killed and resumed or not, on one machine or many.
 
-loss = -Σ log p(token) / tokens             step: gradient of the whole batch, clipped, AdamW or Muon
+loss = -Σ log p(token) / tokens + Σ λ · penalty    step: gradient of the whole batch, clipped, AdamW or Muon
 the batch and the dropout of step t are functions of (seed, t)
 """
 
@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rheoscope.files import write_file
 from rheoscope.models import state
 from rheoscope.models.optimiser import optimisers, rate_at
+from rheoscope.models.penalty import penalty
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.run_directory import check_out
 from rheoscope.models.state import Progress, Say
@@ -212,10 +213,16 @@ class Run:
             with nullcontext() if number == len(pieces) or self.place.world == 1 else objective.no_sync():  # type: ignore[operator]
                 with autocast(self.place.device):
                     loss = objective(*piece) / tokens
-                (loss * self.place.world).backward()  # processes average their gradients: the sum is wanted
+                    asked = self._penalised(loss, piece, len(pieces))
+                (asked * self.place.world).backward()  # processes average their gradients: the sum is wanted
             total += loss.detach()
         self._update(step)
         return total
+
+    def _penalised(self, loss: Tensor, piece: Piece, pieces: int) -> Tensor:
+        """The loss with this piece's share of what else is to be kept small; what is told is the loss alone."""
+        told = self.recipe.penalty
+        return loss + penalty(told, self.model, piece[0]).sum() / (pieces * self.place.world) if told else loss
 
     def _update(self, step: int) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)

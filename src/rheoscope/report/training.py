@@ -70,9 +70,11 @@ def show(
     steps: int | None = None,
     device: str | None = None,
     tensorboard: bool = False,
+    penalties: Sequence[str] = (),
 ) -> None:
     """What `rheoscope train` does: prepare the data, train or go on training, say what to type next."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
+    changes |= {"penalty": dict(map(strength, penalties))} if penalties else {}
     try:
         wanted = recipe(name).but(**changes)
     except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
@@ -88,6 +90,19 @@ def show(
             raise SystemExit(130) from None
     if place.first:
         print(line)
+
+
+def strength(told: str) -> tuple[str, float]:
+    """A penalty and how strong it is, from `name=number` as a person types it.
+
+    >>> strength("asymmetry=0.1")
+    ('asymmetry', 0.1)
+    """
+    name, _, value = told.partition("=")
+    try:
+        return name, float(value)
+    except ValueError as error:
+        raise RheoscopeError(f"a penalty is name=number, got {told!r}; type --penalty asymmetry=0.1") from error
 
 
 def _trained(
