@@ -72,6 +72,10 @@ class Running(ABC):
     def encode(self, text: str) -> list[int]:
         """Ids of a string, special tokens as the tokenizer adds them."""
 
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several strings."""
+        return [self.encode(text) for text in texts]
+
     @abstractmethod
     def decode(self, token: int) -> str:
         """One id as text, as the tokenizer gives it."""
