@@ -1,6 +1,6 @@
 """How far does every head move the tokens, and how much of that is along what the whole attention does?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -68,8 +68,8 @@ def of_layers(made: list[Carried], whole: Float[Tensor, "layer *b n d"], there: 
     return torch.stack([mean(x.movedim(0, -3), there) for x in (length, cosine)])
 
 
-def kept_outputs(trace: Trace | Traces, rows: list[int] | None) -> list[Float[Tensor, "*b r he"]] | None:
-    """What the heads of every layer gave to the tokens `rows`, as far as the kernel can read it: all of it, or None."""
+def kept_outputs(trace: Trace | Traces, rows: list[int] | None = None) -> list[Float[Tensor, "*b r he"]] | None:
+    """What the heads of every layer gave to the tokens `rows` (all, unless said), where the forward pass kept it and a kernel reads it."""
     blocks = trace.view.blocks
     found = [x for x in map(trace.outputs, range(len(blocks))) if x is not None]
     plain = len({heads.W_O.shape for heads in blocks}) == 1 and all(heads.after is None for heads in blocks)
@@ -81,17 +81,24 @@ def kept_outputs(trace: Trace | Traces, rows: list[int] | None) -> list[Float[Te
 def of_outputs(
     view: View, outputs: Sequence[Float[Tensor, "*b n he"]], whole: Float[Tensor, "layer *b n d"], there: There
 ) -> Float[Tensor, "2 *b layer h"]:
-    """The same from what heads gave, layer after layer, by a kernel."""
+    """The same from what heads gave."""
+    length, along = lengths_and_products(view, outputs, whole)
+    far = torch.linalg.vector_norm(whole, dim=-1, dtype=torch.float32)[..., None, :]
+    return torch.stack([mean(x.movedim(0, -3), there) for x in (length, share(along, length * far))])
+
+
+def lengths_and_products(
+    view: View, outputs: Sequence[Float[Tensor, "*b n he"]], ways: Iterable[Float[Tensor, "*b n d"]]
+) -> tuple[Float[Tensor, "layer *b h n"], Float[Tensor, "layer *b h n"]]:
+    """‖Δ_h(x_i)‖ and ⟨Δ_h(x_i), y_i⟩ of every head from what it gave, y another displacement for each layer: by a kernel."""
     from rheoscope.flow.kernels.head_dots import head_dots  # Triton, which not every machine has
 
     write = torch.stack([heads.W_O.detach() for heads in view.blocks]).to(outputs[0].dtype)
-    gram, texts = write @ write.mT, whole.shape[1:-2]
-    shape = (len(write), *texts, write.shape[1], whole.shape[-2])
-    length, along = whole.new_empty(2, *shape, dtype=torch.float32)
-    for layer, (heads, z) in enumerate(zip(view.blocks, outputs, strict=True)):
-        common, rows = heads.value_bias, whole[layer].reshape(-1, *whole.shape[-2:])
-        seen = rows @ write[layer].flatten(0, 1).mT
-        ends = (x[layer].reshape(-1, *shape[-2:]) for x in (length, along))
-        head_dots(z.reshape(seen.shape), None if common is None else common.to(z.dtype), gram[layer], seen, *ends)
-    far = torch.linalg.vector_norm(whole, dim=-1, dtype=torch.float32)[..., None, :]
-    return torch.stack([mean(x.movedim(0, -3), there) for x in (length, share(along, length * far))])
+    gram, (*texts, n, _) = write @ write.mT, outputs[0].shape
+    found = torch.empty(2, len(write), *texts, write.shape[1], n, dtype=torch.float32, device=write.device)
+    for layer, (heads, z, way) in enumerate(zip(view.blocks, outputs, ways, strict=True)):
+        common, seen = heads.value_bias, way @ write[layer].flatten(0, 1).mT
+        rows = (x.reshape(-1, n, x.shape[-1]) for x in (z, seen))
+        length, along = (x.reshape(-1, *x.shape[-2:]) for x in found[:, layer])
+        head_dots(next(rows), None if common is None else common.to(z.dtype), gram[layer], next(rows), length, along)
+    return found[0], found[1]

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.attention.border import check_finite
 from rheoscope.cards import card, cut
 from rheoscope.files import check_free, signature, write_file
 from rheoscope.shapes import RheoscopeError
@@ -158,6 +159,7 @@ class Trace:
     @torch.no_grad()
     def statistics(self, layer: int) -> dict[str, Tensor]:
         """Entropy, first-token mass, top weight, distance (h, n) and received mass of all heads, no map ever held."""
+        check_finite(points=self.read_by(layer))
         return self.view.heads_of(layer).statistics(self.read_by(layer))
 
     @torch.no_grad()

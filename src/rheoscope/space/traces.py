@@ -198,6 +198,7 @@ class Traces(Sequence[Trace]):
         >>> rs.load().trace(["The keys to the cabinet", "A cat"]).statistics(0)["entropy"].shape[:2]
         torch.Size([2, 4])
         """
+        self.fewest(keep_massive=True)  # refuses what is no number, once for all layers
         read = self.view.as_read(self.read_by(layer))
         return self.view.heads_of(layer).statistics(read, None if self.unpadded else self.lengths)
 

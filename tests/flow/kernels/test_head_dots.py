@@ -13,7 +13,7 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 pytest.importorskip("triton", reason="triton is not installed")
 
-from rheoscope.flow import head_motion
+from rheoscope.flow import geometry_kept, head_motion
 from rheoscope.flow.kernels.head_dots import head_dots
 from rheoscope.flow.trajectory import displacements
 from rheoscope.space.view import View
@@ -44,6 +44,8 @@ def test_heads_move_tokens_as_without_the_kernel(name: str, monkeypatch: pytest.
     traces.with_outputs({layer: traces.outputs(layer).half() for layer in range(traces.view.layers)})
     moved = displacements(traces.points, traces.view)
     ask = (traces, traces.points, moved, traces.real)
-    right = head_motion.of_heads(*ask)
-    monkeypatch.setattr(head_motion, "kept_outputs", lambda t, rows: [t.outputs(at) for at in range(t.view.layers)])
-    torch.testing.assert_close(head_motion.of_heads(*ask), right, rtol=2e-3, atol=2e-3)
+    right = head_motion.of_heads(*ask), geometry_kept.erasures(traces, traces.real)["erasure"]
+    for module in (head_motion, geometry_kept):
+        monkeypatch.setattr(module, "kept_outputs", lambda t, rows=None: [t.outputs(at) for at in range(t.view.layers)])
+    found = head_motion.of_heads(*ask), geometry_kept.erasures(traces, traces.real)["erasure"]
+    torch.testing.assert_close(found, right, rtol=2e-3, atol=2e-3, check_dtype=False)
