@@ -131,6 +131,7 @@ def kernel(
     """
     speed, chords, turning, drawn = moves
     path, chord = speed.sum(-2), chords[..., -1, :]
+    last = slice(ends[0] - 1, None, ends[0] - starts[0])  # the last step of every layer: all have as many
     return {
         "speed": speed,
         "relative_speed": speed / length[..., :-1, :].clamp(min=1e-30),
@@ -140,9 +141,7 @@ def kernel(
         "straightness": share(chord, path),
         "straightness_null": share(speed.square().sum(-2).sqrt(), path),
         "straightness_flipped": mean(share(drawn, path[..., None, :]), there),
-        "straightness_so_far": share(
-            chords[..., [end - 1 for end in ends], :], speed.cumsum(-2)[..., [end - 1 for end in ends], :]
-        ),
+        "straightness_so_far": share(chords[..., last, :], speed.cumsum(-2)[..., last, :]),
         "attention_share": attention_share(kept(speed, there), starts, middles, ends),
     }
 
@@ -226,11 +225,9 @@ def _tokens_at_once(moved: Float[Tensor, "*b s n d"]) -> int:
 def attention_share(
     speed: Float[Tensor, "*b s n"], starts: Sequence[int], middles: Sequence[int], ends: Sequence[int]
 ) -> Float[Tensor, "*b layer"]:
-    """Σ‖Δ_attention‖ / (Σ‖Δ_attention‖ + Σ‖Δ_rest‖) of every layer."""
-    step = speed.sum(-1)
-    attention = torch.stack([step[..., a:m].sum(-1) for a, m in zip(starts, middles, strict=True)], -1)
-    whole = torch.stack([step[..., a:e].sum(-1) for a, e in zip(starts, ends, strict=True)], -1)
-    return share(attention, whole)
+    """Σ‖Δ_attention‖ / (Σ‖Δ_attention‖ + Σ‖Δ_rest‖) of every layer; all layers have the same steps."""
+    step = speed.sum(-1)[..., starts[0] : ends[-1]].unflatten(-1, (len(starts), -1))
+    return share(step[..., : middles[0] - starts[0]].sum(-1), step.sum(-1))
 
 
 TRAJECTORY = Analysis(
