@@ -228,9 +228,10 @@ class Running(ABC):
             raise RheoscopeError(
                 f"the text has {len(ids)} tokens, the model reads at most {longest}; type a shorter text"
             )
-        if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        least, most = (int(end) for end in ids.aminmax())
+        if least < 0 or most >= vocabulary:
             raise RheoscopeError(
-                f"token ids lie in 0 to {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}; type ids of this model"
+                f"token ids lie in 0 to {vocabulary - 1}, got {least} to {most}; type ids of this model"
             )
         return ids
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.beside import beside
 from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Heads, Norm
 from rheoscope.space.hooks import Ask, asking
@@ -104,9 +105,11 @@ def taps(description: Description) -> list[Tap]:
 
 @contextmanager
 def watching(description: Description, points: Float[Tensor, "b p n d"]) -> Iterator[None]:
-    """While the model runs, copy what passes each tap into `points`."""
-    with asking([looking(tap, partial(_keep, points, at, tap.added)) for at, tap in enumerate(taps(description))]):
-        yield
+    """While the model runs, copy what passes each tap into `points`; a GPU does it beside the model, which does not wait."""
+    with beside(points.device) as aside:
+        keeps = [aside(partial(_keep, points, at, tap.added)) for at, tap in enumerate(taps(description))]
+        with asking([looking(tap, keep) for tap, keep in zip(taps(description), keeps, strict=True)]):
+            yield
 
 
 def _keep(points: Tensor, at: int, added: bool, x: Tensor) -> None:
