@@ -91,6 +91,7 @@ def describe(stack: Stack, memory: Norm | None = None) -> Description:
         layers=taps_of(blocks, stack.config, memory is not None),
         blocks=tuple(heads(block, stack) for block in blocks),
         attentions=tuple(block.attention for block in blocks),
+        projections=tuple(block.attention.write for block in blocks),
         mlps=tuple(partial(mlp, block) for block in blocks),
         embed=stack.embed,
         final_norm=norm_of(stack.norm),

@@ -50,7 +50,7 @@ def keep(
     with writing(out):
         shutil.rmtree(partial, ignore_errors=True)
         checkpoint.store(model, partial, tokenizer)
-        _save_optimisers(optimisers, partial / OPTIMISER)
+        checkpoint.save_tensors(optimiser_tensors(optimisers), partial / OPTIMISER)
         sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
         told = {"step": progress.step, "best": progress.best, "bytes": sizes}
         (partial / PROGRESS).write_text(json.dumps(told) + "\n")
@@ -153,7 +153,7 @@ def restore(folder: Path, model: nn.Module, optimisers: list[torch.optim.Optimiz
     if checkpoint.config_of(folder) != config:
         raise RheoscopeError(f"{folder} holds a model of another shape; type the recipe of that run, or another --out")
     checkpoint.fill(model, folder)
-    _load_optimisers(optimisers, folder / OPTIMISER)
+    put_back(optimisers, _read_optimisers(folder / OPTIMISER))
     return read_progress(folder)
 
 
@@ -235,26 +235,32 @@ def tidy(out: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _save_optimisers(optimisers: list[torch.optim.Optimizer], file: Path) -> None:
+def optimiser_tensors(optimisers: list[torch.optim.Optimizer], before: str = "") -> dict[str, Tensor]:
+    """What optimisers remember, on the CPU, by number, parameter and name."""
     held: dict[str, Tensor] = {}
     for number, one in enumerate(optimisers):
         for parameter, state in one.state_dict()["state"].items():
             for name, value in state.items():
-                held[f"{number}.{parameter}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
-    checkpoint.save_tensors(held, file)
+                held[f"{before}{number}.{parameter}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
+    return held
 
 
-def _load_optimisers(optimisers: list[torch.optim.Optimizer], file: Path) -> None:
+def put_back(optimisers: list[torch.optim.Optimizer], held: dict[str, Tensor], before: str = "") -> None:
+    """Let optimisers remember what `optimiser_tensors` gave; a parameter of which nothing was remembered is new to them."""
+    for number, one in enumerate(optimisers):
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in held.items():
+            if key.startswith(f"{before}{number}."):
+                parameter, name = key.removeprefix(f"{before}{number}.").split(".", 1)
+                state.setdefault(int(parameter), {})[name] = value
+        one.load_state_dict({"state": state, "param_groups": one.state_dict()["param_groups"]})
+
+
+def _read_optimisers(file: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     from rheoscope.space.weights import check_safetensors
 
     check_safetensors(file)
-    held = load_file(file)
-    for number, one in enumerate(optimisers):
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in held.items():
-            of, parameter, name = key.split(".", 2)
-            if int(of) == number:
-                state.setdefault(int(parameter), {})[name] = value
-        one.load_state_dict({"state": state, "param_groups": one.state_dict()["param_groups"]})
+    held: dict[str, Tensor] = load_file(file)
+    return held

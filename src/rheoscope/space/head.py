@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, positions, scores
 from rheoscope.attention.feature import Feature
-from rheoscope.attention.lower.statistics import weight_statistics
+from rheoscope.attention.lower.statistics import statistics
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Placing, rotation_of
@@ -271,7 +271,7 @@ class Heads:
     ) -> dict[str, Float[Tensor, "*b h n"]]:
         """What the weights of every head are like, row by row, in O(n) memory; 0 beyond the length of a text."""
         q, k, _ = self.read(x)
-        found = weight_statistics(self.mechanism, q, k, lengths=lengths)
+        found = statistics(self.mechanism, q, k, lengths=lengths)
         return found if x.ndim == 3 else {name: part[0] for name, part in found.items()}
 
     def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
