@@ -14,7 +14,7 @@ from rheoscope.models.projections import linear
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import kept, run, small, translator
-from tests.models.test_projections import EVERY, TIED, config, model, network
+from tests.models.test_projections import EVERY, TIED, model, network
 from tests.pretrained.cases import gap, text
 
 
@@ -128,6 +128,7 @@ def test_pieces_of_a_batch_share_a_penalty(tmp_path: Path) -> None:
     assert max(gap(one[name], two[name]) for name in one) <= 1e-4
 
 
+@torch.no_grad()
 def test_the_sum_is_weighted() -> None:
     ids = text(0, 5)[None]
     own = {name: float(PENALTIES[name](network("untied"), ids)) for name in PENALTIES}
@@ -143,7 +144,3 @@ def test_what_is_no_penalty_is_refused(told: Any) -> None:
     with pytest.raises(RheoscopeError, match="; type ") as said:
         small(penalty=told)
     assert "\n" not in str(said.value)
-
-
-def test_tied_heads_take_no_penalty() -> None:
-    assert float(asymmetry(build(config("tied")))) == 0.0

@@ -32,8 +32,8 @@ def asymmetry(model: nn.Module, ids: Ids | None = None) -> Each:
 
     >>> from rheoscope.models.config import Config
     >>> from rheoscope.models.transformer import build
-    >>> float(asymmetry(build(Config(vocabulary=9, width=8, depth=1, heads=2, projection="tied"))))
-    0.0
+    >>> asymmetry(build(Config(vocabulary=9, width=8, depth=1, heads=2, projection="tied"))).tolist()
+    [0.0]
     """
     return torch.stack([of_heads(*folded(one)) for one in model.modules() if isinstance(one, Block)]).mean((0, -1))
 
@@ -46,7 +46,7 @@ def folded(block: Block) -> tuple[Float[Tensor, "m h d k"], Float[Tensor, "m h d
     gain = getattr(norm, "weight", None)
     if block.pre and gain is not None:
         sides = [side * gain.reshape(-1, 1, side.shape[-2], 1) for side in sides]
-    if block.pre and isinstance(norm, nn.LayerNorm):
+    if block.pre and block.centred:
         sides = [side - side.mean(-2, keepdim=True) for side in sides]
     return sides[0], sides[1]
 

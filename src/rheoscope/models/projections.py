@@ -76,8 +76,7 @@ class Projection(nn.Module):
             if (held := getattr(read, name)) is not None:
                 rows = dict(zip(self.whole, held.data.split(sizes(self.whole)), strict=True))
                 added = held.data.new_zeros(self.heads_count, *held.shape[1:])
-                kept = torch.cat([rows.get(part, added) for part in self.layout])
-                setattr(read, name, nn.Parameter(kept))
+                held.data = torch.cat([rows.get(part, added) for part in self.layout])
         read.out_features = len(read.weight)
 
     def rows(self, read: nn.Module, u: Cloud) -> Row:

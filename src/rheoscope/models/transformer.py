@@ -167,7 +167,7 @@ class Block(nn.Module):
 
     def __init__(self, config: Config, causal: bool, crossed: bool = False) -> None:
         super().__init__()
-        self.pre, self.branch = config.placement == "pre", config.branch
+        self.pre, self.centred, self.branch = config.placement == "pre", config.norm == "layer", config.branch
         self.norm_attention, self.attention = norm(config), SelfAttention(config, causal)
         if crossed:
             self.norm_cross, self.cross = norm(config), CrossAttention(config)
