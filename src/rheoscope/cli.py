@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rheoscope.corpus.command import corpus
-from rheoscope.learn.train_command import learned, train
+from rheoscope.learn.train_command import heal, learned, train
 from rheoscope.report.bench import bench
 from rheoscope.report.console import show_anyhow
 from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, First, Html, Json, ModelName, Text, Window
@@ -388,6 +388,7 @@ def dynamics_command(
 
 app.command("train", cls=Several)(train)
 app.command("learned")(learned)
+app.command("heal", cls=Several)(heal)
 app.command("bench")(bench)
 app.command("studio")(studio)
 app.add_typer(corpus, name="corpus")
