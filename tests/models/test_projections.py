@@ -59,7 +59,7 @@ def test_every_part_has_its_name_in_a_config() -> None:
 @torch.no_grad()
 def test_the_operators_are_what_the_module_does(projection: str, more: dict[str, Any]) -> None:
     """Scores from M's factors at every offset, displacements from F: by hand, against the running module."""
-    trace = model(projection, **more).trace(text(0, 7))
+    trace = model(projection, **more).trace(text(0, 5))
     for layer, heads in enumerate(trace.view.blocks):
         x = trace.read_by(layer)
         hat, scores = heads.norm.hat(x), torch.stack([trace.scores(layer, head) for head in range(2)])
@@ -193,10 +193,9 @@ def forms(net: Any) -> list[Any]:
     return [block.M() for block in rs.load(copy.deepcopy(net).requires_grad_(False)).view.blocks]
 
 
-@pytest.mark.parametrize("projection", TIED)
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize(("projection", "optimiser"), [*((name, "adamw") for name in TIED), ("tied", "muon")])
 def test_tied_is_symmetric_at_every_step(projection: str, optimiser: str) -> None:
-    for steps in (0, 1, 3):
+    for steps in (1, 3):
         for M in forms(trained(projection, steps, optimiser=optimiser)):
             for offset in (0, 1, -5):
                 assert gap(M.symmetry_at(offset), torch.ones(2)) <= 1e-6
