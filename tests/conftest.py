@@ -123,7 +123,7 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Public functions are shown by the package and stand in their own files: their examples run there."""
     shown = [one for one in items if not one.nodeid.startswith("src/rheoscope/__init__.py::rheoscope.")]
-    items[:] = sorted(shown, key=lambda one: (one.path.is_relative_to(ROOT / "src"), one.path))
+    items[:] = sorted(shown, key=lambda one: (one.nodeid.startswith("src/"), str(one.path)))
     if "RHEOSCOPE_TEST_DEVICE" in os.environ:
         for one in items:
             if one.nodeid.startswith(BATTERIES):
