@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -21,8 +21,18 @@ from rheoscope.space.editing import for_one_run
 from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
 from rheoscope.space.share import exact
-from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
-from rheoscope.space.token_text import alone, as_bytes, in_a_text
+from rheoscope.space.stream import (
+    Description,
+    changing,
+    check_given,
+    gathering,
+    hearing,
+    keeping,
+    resuming,
+    taps,
+    watching,
+)
+from rheoscope.space.token_text import alone, as_bytes, in_a_text, whole_text
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
@@ -72,6 +82,10 @@ class Running(ABC):
     def encode(self, text: str) -> list[int]:
         """Ids of a string, special tokens as the tokenizer adds them."""
 
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several strings."""
+        return [self.encode(text) for text in texts]
+
     @abstractmethod
     def decode(self, token: int) -> str:
         """One id as text, as the tokenizer gives it."""
@@ -106,21 +120,20 @@ class Running(ABC):
             self.changed(edit, hooks),
             fitting("a text of this length", "a shorter text, fewer texts, or device='cpu'"),
         ):
-            traces = self._traces(ids, texts, logits)
+            traces = self._traces(ids, texts, logits, heard=self.view.reads_half and not edit)
         return traces if many else traces[0]
 
     @torch.no_grad()
-    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool) -> Traces:
+    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool, heard: bool) -> Traces:
         ids, real = padded(batch, self.device)
-        points, found = room(self.description, ids), None
-        with watching(self.description, points):
+        points, outputs, found = room(self.description, ids), dict[int, Tensor](), None
+        with watching(self.description, points), hearing(self.description, outputs) if heard else nullcontext():
             if logits:
                 found = self.call(ids, real)
             else:
                 self.pass_through(ids, real)
-        return traced(
-            self.view, self.description, points, batch, [self.words_in_text(one) for one in batch], texts, found
-        )
+        words = [self.words_in_text(one) for one in batch]
+        return traced(self.view, self.description, points, batch, words, texts, found).with_outputs(outputs)
 
     def run(
         self,
@@ -219,9 +232,11 @@ class Running(ABC):
             raise RheoscopeError(
                 f"the text has {len(ids)} tokens, the model reads at most {longest}; type a shorter text"
             )
-        if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        numbers = ids.tolist()  # so few that torch's threads would cost more than they do
+        least, most = min(numbers), max(numbers)
+        if least < 0 or most >= vocabulary:
             raise RheoscopeError(
-                f"token ids lie in 0 to {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}; type ids of this model"
+                f"token ids lie in 0 to {vocabulary - 1}, got {least} to {most}; type ids of this model"
             )
         return ids
 
@@ -236,7 +251,9 @@ class Running(ABC):
 
     def words_in_text(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
         """Each token as text, where they follow each other: a character of several tokens stands in the last of them."""
-        return self.words(ids) if self.tokenizer is None else in_a_text([self.bytes_of(one) for one in _numbers(ids)])
+        numbers = _numbers(ids)
+        told = self.words(numbers) if self.tokenizer is None else list(map(self._whole.__getitem__, numbers))
+        return in_a_text([self.bytes_of(one) for one in numbers]) if None in told else told
 
     def bytes_of(self, token: int) -> bytes:
         """What one id stands for, in UTF-8; the tokenizer is asked once."""
@@ -247,6 +264,22 @@ class Running(ABC):
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
         return {}
+
+    @cached_property
+    def _whole(self) -> "_Whole":
+        return _Whole(self.bytes_of)
+
+
+class _Whole(dict[int, str | None]):
+    """Tokens as text, None for those that are no whole characters or nothing; each is looked at once."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self.bytes_of = bytes_of
+
+    def __missing__(self, token: int) -> str | None:
+        self[token] = whole_text(self.bytes_of(token)) or None
+        return self[token]
 
 
 def _numbers(ids: Int[Tensor, " n"] | Sequence[int]) -> list[int]:
