@@ -41,12 +41,14 @@ def with_tensors(value: Value, new: Mapping[str, Tensor]) -> Value:
     0.0
     """
     changes: dict[str, Any] = {}
+    inner: dict[str, dict[str, Tensor]] = {}
     for path, tensor in new.items():
         name, _, rest = path.partition(".")
         if rest:
-            changes[name] = with_tensors(changes.get(name, getattr(value, name)), {rest: tensor})
+            inner.setdefault(name, {})[rest] = tensor
         else:
             changes[name] = tensor
+    changes |= {name: with_tensors(getattr(value, name), told) for name, told in inner.items()}
     return replace(value, **changes) if changes else value  # type: ignore[type-var]
 
 

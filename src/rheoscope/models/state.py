@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from rheoscope.files import write_file
 from rheoscope.models import checkpoint
 from rheoscope.models.config import Config
+from rheoscope.models.recipes import Recipe
 from rheoscope.shapes import RheoscopeError
 
 LAST, BEFORE, PARTIAL = "last", "before", ".partial"
@@ -49,7 +50,7 @@ def keep(
     with writing(out):
         shutil.rmtree(partial, ignore_errors=True)
         checkpoint.store(model, partial, tokenizer)
-        _save_optimisers(optimisers, partial / OPTIMISER)
+        checkpoint.save_tensors(optimiser_tensors(optimisers), partial / OPTIMISER)
         sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
         told = {"step": progress.step, "best": progress.best, "bytes": sizes}
         (partial / PROGRESS).write_text(json.dumps(told) + "\n")
@@ -152,7 +153,7 @@ def restore(folder: Path, model: nn.Module, optimisers: list[torch.optim.Optimiz
     if checkpoint.config_of(folder) != config:
         raise RheoscopeError(f"{folder} holds a model of another shape; type the recipe of that run, or another --out")
     checkpoint.fill(model, folder)
-    _load_optimisers(optimisers, folder / OPTIMISER)
+    put_back(optimisers, _read_optimisers(folder / OPTIMISER))
     return read_progress(folder)
 
 
@@ -174,14 +175,18 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
 
 
 def same_recipe(out: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to go on with another recipe than the one that is held, by the first setting that differs."""
+    """Refuse to go on with another recipe than the one that is held, by the first setting that differs.
+
+    A setting that a run did not know yet is at its default in it.
+    """
     now = json.loads(json.dumps(now))
-    for before, after in ((held, now), (held["config"], now["config"])):
+    for kind, before, after in ((Recipe, held, now), (Config, held["config"], now["config"])):
+        usual = {one.name: one.default for one in fields(kind)}
         for name in sorted((set(before) | set(after)) - {"config", "steps", EXTENDED}):
-            if before.get(name) != after.get(name):
+            was, will = before.get(name, usual.get(name)), after.get(name)
+            if was != will:
                 raise RheoscopeError(
-                    f"{out} holds a run with {name}={before.get(name)}, now {name}={after.get(name)}; "
-                    "type the same recipe, or another --out"
+                    f"{out} holds a run with {name}={was}, now {name}={will}; type the same recipe, or another --out"
                 )
 
 
@@ -230,26 +235,32 @@ def tidy(out: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _save_optimisers(optimisers: list[torch.optim.Optimizer], file: Path) -> None:
+def optimiser_tensors(optimisers: list[torch.optim.Optimizer], before: str = "") -> dict[str, Tensor]:
+    """What optimisers remember, on the CPU, by number, parameter and name."""
     held: dict[str, Tensor] = {}
     for number, one in enumerate(optimisers):
         for parameter, state in one.state_dict()["state"].items():
             for name, value in state.items():
-                held[f"{number}.{parameter}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
-    checkpoint.save_tensors(held, file)
+                held[f"{before}{number}.{parameter}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
+    return held
 
 
-def _load_optimisers(optimisers: list[torch.optim.Optimizer], file: Path) -> None:
+def put_back(optimisers: list[torch.optim.Optimizer], held: dict[str, Tensor], before: str = "") -> None:
+    """Let optimisers remember what `optimiser_tensors` gave; a parameter of which nothing was remembered is new to them."""
+    for number, one in enumerate(optimisers):
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in held.items():
+            if key.startswith(f"{before}{number}."):
+                parameter, name = key.removeprefix(f"{before}{number}.").split(".", 1)
+                state.setdefault(int(parameter), {})[name] = value
+        one.load_state_dict({"state": state, "param_groups": one.state_dict()["param_groups"]})
+
+
+def _read_optimisers(file: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     from rheoscope.space.weights import check_safetensors
 
     check_safetensors(file)
-    held = load_file(file)
-    for number, one in enumerate(optimisers):
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in held.items():
-            of, parameter, name = key.split(".", 2)
-            if int(of) == number:
-                state.setdefault(int(parameter), {})[name] = value
-        one.load_state_dict({"state": state, "param_groups": one.state_dict()["param_groups"]})
+    held: dict[str, Tensor] = load_file(file)
+    return held

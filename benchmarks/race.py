@@ -1,0 +1,142 @@
+"""Packed seeds against one after another: tokens a second; and the step of every entrant beside the baseline's.
+
+    python benchmarks/race.py [--seeds 12] [--batch 16] [--entrants untied,metric,…]
+    python benchmarks/race.py --smallest     two small seeds, few steps, nothing stored
+
+A decoder of about 3M parameters (width 192, 6 layers, 4096 tokens in its vocabulary), 256 tokens a text; on a GPU bfloat16 autocast and
+torch.compile, as in a race. Steps are interleaved in one process; a step is forward, backward, clipping and AdamW (or --muon).
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from timing import arguments, interleaved, keep, ratio
+
+from rheoscope.learn.entrants import ENTRANTS, parameters
+from rheoscope.learn.entrants import entrant as model_of
+from rheoscope.learn.initial import drawn
+from rheoscope.learn.learner import Learner, lone_learner, packed_learner
+from rheoscope.learn.packed import CannotPack
+from rheoscope.learn.race import Pack, many_graphs
+from rheoscope.models.config import Config
+from rheoscope.models.data import Corpus
+from rheoscope.models.recipes import Recipe
+from rheoscope.models.task import Prose
+from rheoscope.space.weights import usual_device
+
+
+def recipe_of(smallest: bool, batch: int, optimiser: str) -> Recipe:
+    config = Config(vocabulary=4096, width=192, depth=6, heads=3, context=256)
+    if smallest:
+        config = config.but(vocabulary=64, width=32, depth=1, heads=2, context=16)
+    return Recipe(config, steps=1000, batch=batch, context=config.context, rate=1e-3, optimiser=optimiser)
+
+
+def stepper(learners: Sequence[Learner], pack: Pack, task: Prose, device: str) -> Callable[[], None]:
+    """One step of all seeds, on the batch of step 0."""
+    work = [pack.batch(task, learner.seeds, 0) for learner in learners]
+    there = [((x.to(device), y.to(device)), tokens.to(device)) for (x, y), tokens in work]
+
+    def step() -> None:
+        for learner, (batch, tokens) in zip(learners, there, strict=True):
+            learner.step(pack.recipe, 200, batch, tokens)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def made(pack: Pack, task: Prose, device: str, packed: bool, blocks: bool = False) -> list[Learner]:
+    models = [drawn(pack.recipe.config, seed).to(device) for seed in pack.seeds]
+    if packed:
+        learners = [packed_learner(models, pack.seeds, pack.recipe, task)]
+    else:
+        learners = [
+            lone_learner(model, seed, pack.recipe, task) for model, seed in zip(models, pack.seeds, strict=True)
+        ]
+    for learner in learners if device == "cuda" else ():
+        learner.compile(blocks)
+    return learners
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--entrants", default=",".join(ENTRANTS))
+    parser.add_argument("--muon", action="store_true")
+    options = parser.parse_args(words)
+    seeds, batch = (2, 2) if options.smallest else (options.seeds, options.batch)
+    device, recipe = usual_device(), recipe_of(options.smallest, batch, "muon" if options.muon else "adamw")
+    rows = np.random.default_rng(0).integers(recipe.config.vocabulary, size=100_000)
+    task = Prose(Corpus(rows, rows[:1000], recipe.config.vocabulary, 1000, Path()))
+    names = ["untied", "metric_map"] if options.smallest else options.entrants.split(",")
+    rounds, warm = (2, 1) if options.smallest else (10, 3) if options.quick else (30, 5)
+    tokens = seeds * batch * recipe.context
+    print(
+        f"{parameters(recipe.config) / 1e6:.2f}M parameters, {seeds} seeds x {batch} x {recipe.context} tokens a step, {device}"
+    )
+    with many_graphs(device == "cuda"):
+        told = against_alone(recipe, seeds, task, device, rounds, warm, tokens)
+        told += beside_baseline(names, recipe, seeds, task, device, rounds, warm, tokens)
+    keep("race", told, options.smallest)
+
+
+def against_alone(
+    recipe: Recipe, seeds: int, task: Prose, device: str, rounds: int, warm: int, tokens: int
+) -> list[dict[str, object]]:
+    """The baseline: packed, compiled whole or block by block, and one after another."""
+    pack = Pack("untied", recipe, tuple(range(seeds)))
+    methods = {}
+    ways = {"packed": (True, False), "packed, by blocks": (True, True), "one after another": (False, False)}
+    for name, way in ways.items():
+        began = time.perf_counter()
+        methods[name] = stepper(made(pack, task, device, *way), pack, task, device)
+        methods[name]()
+        print(f"  {name}: first step after {time.perf_counter() - began:.1f} s")
+    seconds = interleaved(methods, rounds, warm)
+    middle = {name: statistics.median(times) for name, times in seconds.items()}
+    faster, noise = ratio(seconds, "packed", "one after another")
+    for name in methods:
+        print(f"{name:20s} {1000 * middle[name]:8.2f} ms a step   {tokens / middle[name]:12,.0f} tokens/s")
+    print(f"packed over one after another: {faster:.2f} +- {noise:.2f}")
+    return [
+        {"name": name, "ms": 1000 * middle[name], "tokens per second": tokens / middle[name]} for name in methods
+    ] + [{"name": "packed over one after another", "speed": faster, "noise": noise}]
+
+
+def beside_baseline(
+    names: Sequence[str], recipe: Recipe, seeds: int, task: Prose, device: str, rounds: int, warm: int, tokens: int
+) -> list[dict[str, object]]:
+    """A packed step of every entrant, two at a time: it and the baseline."""
+    told: list[dict[str, object]] = []
+    base = Pack("untied", recipe, tuple(range(seeds)))
+    first = stepper(made(base, task, device, True), base, task, device)
+    for name in names:
+        pack = Pack(name, Recipe(**(vars(recipe) | {"config": model_of(name, recipe.config)})), tuple(range(seeds)))
+        began = time.perf_counter()
+        try:
+            step = stepper(made(pack, task, device, True), pack, task, device)
+        except CannotPack as why:
+            print(f"{name:20s} is not packed: {why}")
+            continue
+        step()
+        waited = time.perf_counter() - began
+        seconds = interleaved({"it": step, "untied": first}, rounds, warm)
+        slower, noise = ratio(seconds, "untied", "it")
+        ms = 1000 * statistics.median(seconds["it"])
+        print(
+            f"{name:20s} {ms:8.2f} ms a step   {slower:5.2f} +- {noise:.2f} of the baseline's   first step after {waited:.1f} s"
+        )
+        told.append(
+            {"name": name, "ms": ms, "step over the baseline's": slower, "noise": noise, "first step s": waited}
+        )
+    return told
+
+
+if __name__ == "__main__":
+    main()

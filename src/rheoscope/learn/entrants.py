@@ -1,0 +1,143 @@
+"""Who races: one line each, a name, what it is, and what of the model it changes. `untied` is what all are compared with.
+
+metric              the entrant itself
+metric:parameters   with an FFN as wide as it takes to have as many parameters as the recipe's own model
+metric:flops        … to cost as many FLOPs a token
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rheoscope.attention.cost import attention_cost
+from rheoscope.attention.modules import Attention
+from rheoscope.models.config import Config
+from rheoscope.models.places import Places
+from rheoscope.models.transformer import build, parameter_count
+from rheoscope.shapes import RheoscopeError
+
+Changes = Callable[[Config], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A way to attend: what it is, in one sentence, and the fields of a `Config` that make it."""
+
+    sentence: str
+    changes: Changes
+
+    def of(self, config: Config) -> Config:
+        """The recipe's model, attending in this way."""
+        return config.but(**self.changes(config))
+
+
+def to(**changes: Any) -> Changes:
+    """These fields, whatever the model."""
+    return lambda config: changes
+
+
+def warm(mechanism: str, option: str, of: Callable[[float], float]) -> Changes:
+    """A mechanism whose scores start as warm as those of scaled dot products, which divide by √(head width)."""
+    return lambda config: {"mechanism": mechanism, "options": {option: of(config.head_width**0.5)}}
+
+
+BASELINE = "untied"
+ENTRANTS: dict[str, Entrant] = {
+    BASELINE: Entrant("queries and keys by matrices of their own, scores are dot products: the baseline", to()),
+    "qk_norm": Entrant("queries and keys of length 1, scores are 10 times their cosine", to(mechanism="cosine")),
+    "metric": Entrant("scores fall with the squared distance of query and key", warm("metric", "sigma", lambda root: root**0.5)),
+    "metric_map": Entrant("one learned map of queries and keys, scores fall with their squared distance in it", to(mechanism="metric_map")),
+    "mahalanobis": Entrant("a learned metric, scores fall with the squared distance in it", to(mechanism="mahalanobis")),
+    "symmetric_relation": Entrant("one learned map of queries and keys, scores are dot products in it", to(mechanism="symmetric_relation")),
+    "relation": Entrant("a learned map of queries and one of keys, scores are dot products of the two", to(mechanism="relation")),
+    "sink": Entrant("a softmax that may give nothing to anybody", to(mechanism="softmax_sink")),
+    "sigmoid": Entrant("every weight by itself, a sigmoid of its score", to(mechanism="sigmoid")),
+    "linear": Entrant("positive features of queries and keys, divided by their sum: no softmax", to(mechanism="linear")),
+}  # fmt: skip
+"""A name, a sentence, and what it changes."""
+
+
+def entrant(name: str, config: Config) -> Config:
+    """The model of an entrant by name, from the recipe's own model; `NAME:parameters` and `NAME:flops` are matched to it.
+
+    >>> config = Config(vocabulary=64, width=32, heads=2)
+    >>> entrant("metric", config).mechanism, entrant("metric:parameters", config).hidden == config.hidden
+    ('metric', True)
+    """
+    own, _, matching = name.partition(":")
+    if own not in ENTRANTS:
+        raise RheoscopeError(f"unknown entrant {own!r}; type one of {', '.join(ENTRANTS)}, or --list for what they are")
+    made = ENTRANTS[own].of(config)
+    if not matching:
+        return made
+    if matching not in MEASURES:
+        raise RheoscopeError(f"an entrant is matched by {' or '.join(MEASURES)}, got {name!r}; type {own}:parameters")
+    return matched(made, config, MEASURES[matching])
+
+
+def entrants(names: Sequence[str], config: Config) -> dict[str, Config]:
+    """The models of a race, the baseline first whether or not it was named.
+
+    >>> list(entrants(["metric"], Config(vocabulary=64, width=32, heads=2)))
+    ['untied', 'metric']
+    """
+    return {name: entrant(name, config) for name in dict.fromkeys([BASELINE, *names])}
+
+
+def matched(config: Config, like: Config, measure: Callable[[Config], int]) -> Config:
+    """The config with the width of the FFN at which it measures as another does, as near as a whole number comes.
+
+    >>> small = Config(vocabulary=64, width=32, heads=2, kv_heads=1)
+    >>> abs(parameters(matched(small, small.but(kv_heads=2), parameters)) - parameters(small.but(kv_heads=2))) < 300
+    True
+    """
+    wanted, low = measure(like), measure(config.but(hidden=1))
+    per_unit = measure(config.but(hidden=2)) - low
+    hidden = 1 + round((wanted - low) / per_unit)
+    if hidden < 1:
+        raise RheoscopeError(f"{config.mechanism} is larger than {like.mechanism} without any FFN; type a wider model")
+    return config.but(hidden=hidden)
+
+
+def parameters(config: Config) -> int:
+    """How many numbers a model trains."""
+    return parameter_count(_shape(config))
+
+
+def flops(config: Config, tokens: int | None = None) -> int:
+    """FLOPs of one token in training on texts of n `tokens` (or the longest), by counting matrix products.
+
+    **Formula** 3 · (2 · weights that a token is multiplied with + attention of n tokens / n); looking something up in a table costs
+    nothing.
+    """
+    n, model = tokens or config.context, _shape(config)
+    weights = sum(
+        p.numel()
+        for m in model.modules()
+        if not isinstance(m, TABLES)
+        for p in m.parameters(recurse=False)
+        if p.ndim >= 2
+    )
+    asking, answering = (1, config.heads, n, config.head_width), (1, config.kv_heads, n, config.head_width)
+    attention = sum(
+        attention_cost(m.mechanism, asking, answering, config.value_width).flops
+        for m in model.modules()
+        if isinstance(m, Attention)
+    )
+    return 3 * (2 * weights + attention // n)
+
+
+TABLES = (nn.Embedding, Places, nn.ParameterDict)
+"""What holds numbers that are looked up; those that a mechanism learns are counted with it."""
+
+
+def _shape(config: Config) -> nn.Module:
+    with torch.device("meta"):
+        return build(config)
+
+
+MEASURES: dict[str, Callable[[Config], int]] = {"parameters": parameters, "flops": flops}
+"""By what an entrant may be matched with the recipe's own model."""

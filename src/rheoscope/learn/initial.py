@@ -1,0 +1,77 @@
+"""Initial weights that are paired: of one seed, every entrant of a race draws the same numbers for the parameters that they share.
+
+The draw of a parameter is a function of (seed, its name), not of how many were drawn before it: an entrant with a matrix more or less
+starts all the others as everybody does.
+"""
+
+import hashlib
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from rheoscope.attention.zoo import ZOO
+from rheoscope.models.checkpoint import DRAWS
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer, Translator, build
+
+
+def drawn(config: Config, seed: int) -> Transformer | Translator:
+    """The model of a config at its initial weights.
+
+    **Laws** the same for the same seed; equal in every parameter of the same name, shape and start to that of another config.
+
+    >>> one, other = (drawn(Config(vocabulary=9, width=8, depth=1, heads=2, hidden=hidden), 3) for hidden in (16, 24))
+    >>> torch.equal(one.stack.blocks[0].attention.read.weight, other.stack.blocks[0].attention.read.weight)
+    True
+    """
+    config = with_seed(config, seed)
+    with torch.device("meta"), Listed() as listed:
+        names = {id(own): name for name, own in build(config).named_parameters()}
+    with (
+        torch.random.fork_rng(devices=[]),
+        ByName(seed, [names.get(one, f"{at}") for at, one in enumerate(listed.ids)]),
+    ):
+        torch.manual_seed(seed)
+        return build(config)
+
+
+def with_seed(config: Config, seed: int) -> Config:
+    """The config with a mechanism that starts from this seed, where it draws maps of its own and no seed was given."""
+    named = ZOO.get(config.mechanism)
+    if named is None or "seed" not in signature(named.make).parameters:
+        return config
+    return config.but(options={"seed": seed} | config.options)
+
+
+class Listed(TorchFunctionMode):
+    """Meanwhile nothing is drawn; every tensor that initial weights were to be drawn for is written down, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[int] = []
+        self.kept: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DRAWS:
+            own = args[0] if args else (kwargs or {})["tensor"]
+            self.ids.append(id(own))
+            self.kept.append(own)  # or another one might get its id
+            return own
+        return func(*args, **kwargs or {})
+
+
+class ByName(TorchFunctionMode):
+    """Meanwhile the draws, in order, are those of these names."""
+
+    def __init__(self, seed: int, names: list[str]) -> None:
+        super().__init__()
+        self.seed, self.names = seed, iter(names)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DRAWS:
+            told = hashlib.sha256(f"{self.seed} {next(self.names)}".encode()).digest()
+            torch.manual_seed(int.from_bytes(told[:7], "big"))
+        return func(*args, **kwargs or {})

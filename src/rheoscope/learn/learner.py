@@ -1,0 +1,155 @@
+"""What takes a step: all seeds at once (packed), or one by itself; who drives it cannot tell which.
+
+losses ─► gradient of each seed ─► clipped, each by its own length ─► AdamW or Muon
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from rheoscope.learn.optimiser import clip_each, packed_optimisers
+from rheoscope.learn.packed import Packed
+from rheoscope.models.optimiser import optimisers, rate_at
+from rheoscope.models.recipes import Recipe
+from rheoscope.models.state import optimiser_tensors, put_back
+from rheoscope.models.task import Batch, Task, autocast
+from rheoscope.models.train import Piece
+from rheoscope.models.transformer import Stack
+
+Losses = Float[Tensor, " seeds"]
+"""A number for each seed."""
+
+
+class SeedObjective(nn.Module):
+    """Packed models with their losses, as one module to compile: nats of each seed, summed over its tokens."""
+
+    def __init__(self, model: Packed, ignored: int) -> None:
+        super().__init__()
+        self.model, self.ignored = model, ignored
+
+    def forward(self, x: Int[Tensor, "sb n"], y: Int[Tensor, "sb n"], smoothing: float = 0.0) -> Losses:
+        flat = self.model(x).flatten(0, 1).float()
+        each = cross_entropy(flat, y.flatten(), ignore_index=self.ignored, reduction="none", label_smoothing=smoothing)
+        return each.view(self.model.seeds, -1).sum(1)
+
+
+class OneObjective(nn.Module):
+    """One model with its loss, whatever the task: a row of one seed."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"], smoothing: float = 0.0) -> Losses:
+        return self.task.loss(self.model, (x, y), smoothing)[None]
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """Seeds that learn together; `seeds` are their numbers, in the order of the rows of a batch.
+
+    A batch of theirs is (seeds · b, n), the rows of the first seed first.
+    """
+
+    seeds: tuple[int, ...]
+    objective: nn.Module
+    optimisers: list[torch.optim.Optimizer]
+    clip: Callable[[float], object]
+
+    @property
+    def model(self) -> nn.Module:
+        model = self.objective.model
+        assert isinstance(model, nn.Module)
+        return model
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def compile(self, blocks: bool = False) -> None:
+        """Have `torch.compile` make one graph of model and loss, or one of a block, which serves them all: made sooner, a little slower."""
+        stacks = [one for one in self.model.modules() if isinstance(one, Stack)] if blocks else []
+        for block in [block for stack in stacks for block in stack.blocks] if blocks else [self.objective]:
+            block.compile()
+
+    def step(self, recipe: Recipe, step: int, batch: Batch, tokens: Float[Tensor, " seeds"]) -> Losses:
+        """One step of the optimisers, `tokens` of each seed predicted; gives each seed's loss per token before it."""
+        torch.manual_seed((step * 1_000_003 + self.seeds[0]) % 2**63)  # dropout, if there is any
+        total = torch.zeros(len(self.seeds), device=self.device)
+        for x, y in self._pieces(batch, recipe.accumulate):
+            with autocast(self.device):
+                losses = self.objective(x, y, recipe.label_smoothing) / tokens
+            losses.sum().backward()
+            total += losses.detach()
+        self.clip(recipe.clip)
+        for one in self.optimisers:
+            for group in one.param_groups:
+                group["lr"] = rate_at(recipe, step)
+            one.step()
+            one.zero_grad(set_to_none=True)
+        return total
+
+    def _pieces(self, batch: Batch, pieces: int) -> list[Piece]:
+        """Some rows of every seed at a time."""
+        apart = [part.unflatten(0, (len(self.seeds), -1)).chunk(pieces, 1) for part in batch]
+        return [(x.flatten(0, 1), y.flatten(0, 1)) for x, y in zip(*apart, strict=True)]
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch], count: Callable[[Batch], int]) -> Losses:
+        """The loss per token of each seed on batches that are the same for all."""
+        self.model.eval()
+        total, tokens = torch.zeros(len(self.seeds), device=self.device, dtype=torch.float64), 0
+        for x, y in batches:
+            rows = [part.to(self.device).repeat(len(self.seeds), 1) for part in (x, y)]
+            with autocast(self.device):
+                total += self.objective.forward(*rows)  # not the compiled one: batches have many shapes
+            tokens += count((x, y))
+        self.model.train()
+        return (total / tokens).float()
+
+    def tensors(self, resumable: bool = True) -> dict[str, Tensor]:
+        """All that it is, on the CPU: weights and, where it is to go on, what its optimisers remember."""
+        weights = {f"weights.{name}": p.detach().cpu() for name, p in self.model.named_parameters()}
+        return weights | (optimiser_tensors(self.optimisers, "optimiser.") if resumable else {})
+
+    def fill(self, held: dict[str, Tensor], device: torch.device) -> None:
+        """Be what was kept, on a device."""
+        self.model.to(device)  # tables of positions
+        for name, own in self.model.named_parameters():
+            own.data = held[f"weights.{name}"].to(device, copy=True)
+        put_back(self.optimisers, held, "optimiser.")
+
+    def leave(self) -> None:
+        """Give the device back: what it was is kept elsewhere. What `torch.compile` made of it stays."""
+        for own in self.model.parameters():
+            own.data = own.data.new_empty(0)
+            own.grad = None
+        for one in self.optimisers:
+            one.state.clear()
+
+
+def packed_learner(models: Sequence[nn.Module], seeds: Sequence[int], recipe: Recipe, task: Task) -> Learner:
+    """All seeds at once; models that cannot be packed are refused."""
+    packed = Packed(models).train()
+    parameters = list(packed.parameters())
+    return Learner(
+        tuple(seeds),
+        SeedObjective(packed, task.ignored),
+        packed_optimisers(packed, recipe),
+        lambda to: clip_each(parameters, to),
+    )
+
+
+def lone_learner(model: nn.Module, seed: int, recipe: Recipe, task: Task) -> Learner:
+    """One seed by itself: any model, any task."""
+    parameters = list(model.train().parameters())
+    return Learner(
+        (seed,),
+        OneObjective(model, task),
+        optimisers(model, recipe),
+        lambda to: nn.utils.clip_grad_norm_(parameters, to),
+    )

@@ -1,0 +1,300 @@
+"""The race: one budget, one data order and one stream of initial draws a seed, all entrants in turns.
+
+    for every mark (a step at which all are measured):
+        for every pack (all seeds of one entrant at one rate):
+            fetch its state ─► train to the mark ─► measure ─► keep its state ─► leave the device
+
+So noise of the machine hits all alike, and what is killed loses at most one turn. A step is a function of (seed, step) alone: a race that
+goes on ends with the numbers of one that nothing disturbed.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.learn import kept
+from rheoscope.learn.entrants import entrants, flops
+from rheoscope.learn.initial import drawn
+from rheoscope.learn.learner import Learner, Losses, lone_learner, packed_learner
+from rheoscope.learn.packed import CannotPack
+from rheoscope.models.recipes import Recipe
+from rheoscope.models.state import Say
+from rheoscope.models.task import Batch, Task
+from rheoscope.models.train import placed
+from rheoscope.shapes import RheoscopeError
+
+Tell = Callable[[int, int, str], object]
+"""Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
+Work = tuple[Batch, Float[Tensor, " s"]]
+"""A batch of some seeds, and how many tokens each predicts."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """What is raced: a recipe, entrants by name, how many seeds, at which rates, and on how many held-out tokens it is measured.
+
+    >>> from rheoscope.models.recipes import tiny
+    >>> [f"{pack.entrant}@{pack.recipe.rate:g}" for pack in Race(tiny(), ("metric",), 2, (1e-3, 3e-3)).packs()]
+    ['untied@0.001', 'untied@0.003', 'metric@0.001', 'metric@0.003']
+    """
+
+    recipe: Recipe
+    mechanisms: tuple[str, ...]
+    seeds: int = 12
+    rates: tuple[float, ...] = ()
+    held_out: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise RheoscopeError(f"a race has 1 seed or more, got {self.seeds}; type --seeds 12")
+        object.__setattr__(self, "rates", tuple(self.rates) or (self.recipe.rate,))
+
+    def packs(self) -> list["Pack"]:
+        """Every entrant at every rate, the baseline first."""
+        return [
+            Pack(name, replace(self.recipe, config=config, rate=rate), tuple(range(self.seeds)))
+            for name, config in entrants(self.mechanisms, self.recipe.config).items()
+            for rate in self.rates
+        ]
+
+    def marks(self) -> list[int]:
+        """The steps at which all are measured: the start, every `evaluate_every`, and the end."""
+        every = range(0, self.recipe.steps, self.recipe.evaluate_every)
+        return [*every, self.recipe.steps]
+
+    def told(self, task: Task) -> dict[str, Any]:
+        """As JSON keeps it, with a fingerprint of the data."""
+        batches = (*task.batch(0, self.recipe), *next(iter(task.held_out(self.recipe))))
+        seen = hashlib.sha256(b"".join(part.numpy().tobytes() for part in batches)).hexdigest()[:16]
+        return {
+            "recipe": {name: value for name, value in self.recipe.told().items() if name not in ("rate", "seed")},
+            "seeds": self.seeds, "held_out": self.held_out, "data": seen,
+            "mechanisms": list(entrants(self.mechanisms, self.recipe.config)), "rates": list(self.rates),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pack:
+    """All seeds of one entrant at one rate."""
+
+    entrant: str
+    recipe: Recipe
+    seeds: tuple[int, ...]
+
+    def batch(self, task: Task, seeds: Sequence[int], step: int) -> Work:
+        """What these seeds read at a step, the rows of the first seed first: the same for every entrant and rate."""
+        each = [task.batch(step, replace(self.recipe, seed=seed)) for seed in seeds]
+        counts = torch.tensor([float(task.count(one)) for one in each])
+        return (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])), counts
+
+    @property
+    def tokens(self) -> int:
+        """What one seed reads in one step."""
+        return self.recipe.batch * self.recipe.context
+
+
+def race(
+    asked: Race,
+    task: Task,
+    out: Path,
+    device: str | None = None,
+    compiled: bool | None = None,
+    packed: bool = True,
+    tell: Tell = lambda tokens, total, what: None,
+    say: Say = lambda line: None,
+) -> None:
+    """Train every entrant at every rate with every seed; the logs lie in `out`, `curves.read` and `rheoscope race --report` tell of them.
+
+    **Fair** every entrant sees the same batches of a seed in the same order and starts from the same draws wherever it has the same
+    parameters; all have the same steps, batch and schedule.
+
+    **Laws** killed at any moment and called again, it ends with the same logs and weights, byte for byte on a CPU; packed seeds learn
+    what each would alone, to rounding; a seed that diverges is logged as diverged and the others of its pack go on.
+
+    **Siblings** `models.train.train` trains one model and keeps the best of it.
+    """
+    asked = replace(asked, recipe=replace(asked.recipe, config=asked.recipe.config.but(vocabulary=task.vocabulary)))
+    task.check(asked.recipe)
+    kept.same_race(out, asked.told(task))
+    with (
+        placed(device) as place,
+        many_graphs(compiled := place.device.type == "cuda" if compiled is None else compiled),
+    ):
+        Running(asked, task, out, place.device, compiled, packed, tell, say).run()
+
+
+@dataclass(eq=False)
+class Running:
+    """A race on one device."""
+
+    asked: Race
+    task: Task
+    out: Path
+    device: torch.device
+    compiled: bool
+    packed: bool
+    tell: Tell
+    say: Say
+    learners: dict[str, list[Learner]] = field(default_factory=dict)
+    done: int = 0
+
+    def run(self) -> None:
+        """Every pack to every mark, in turns."""
+        packs = [(pack, kept.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in self.asked.packs()]
+        stand = [kept.step_of(kept.lines_of(folder)) or 0 for _, folder in packs]
+        self.done = sum(step * pack.tokens * len(pack.seeds) for step, (pack, _) in zip(stand, packs, strict=True))
+        for mark in self.asked.marks():
+            for pack, folder in packs:
+                lines = kept.lines_of(folder)
+                step = kept.step_of(lines)
+                if step is None or step < mark:
+                    self.turn(pack, folder, lines, step, mark)
+
+    def turn(self, pack: Pack, folder: Path, lines: list[kept.Line], step: int | None, mark: int) -> None:
+        """One pack from where it stands to a mark."""
+        learners = self._learners(pack, fresh=step is None)
+        if step is not None:
+            held = kept.state_of(folder, step)
+            for learner in learners:
+                learner.fill(_own(held, learner), self.device)
+        trained, seconds = self._trained(pack, learners, lines, step or 0, mark)
+        held_out = torch.cat([learner.evaluate(self._held_out(), self.task.count) for learner in learners]).tolist()
+        lines = [*lines, *measured(pack, mark, trained, held_out, lines)]
+        ends = mark == self.asked.recipe.steps
+        tensors = {name: x for learner in learners for name, x in _named(learner, not ends).items()}
+        kept.keep(folder, mark, tensors, lines)
+        if mark:
+            speed = (mark - (step or 0)) * pack.tokens * len(pack.seeds) / seconds
+            kept.add_times(
+                folder, {"step": mark, "seconds": seconds, "tokens per second": speed, "learners": len(learners)}
+            )
+        for learner in learners:
+            learner.leave()
+
+    def _learners(self, pack: Pack, fresh: bool) -> list[Learner]:
+        """Those of an entrant, made once: what is compiled serves all its rates; fresh ones are at their initial weights."""
+        if fresh or pack.entrant not in self.learners:
+            models = [drawn(pack.recipe.config, seed).to(self.device) for seed in pack.seeds]
+            self.learners[pack.entrant] = made = self._made(pack, models)
+            for learner in made if self.compiled else ():
+                learner.compile()
+        return self.learners[pack.entrant]
+
+    def _made(self, pack: Pack, models: Sequence[torch.nn.Module]) -> list[Learner]:
+        if self.packed:
+            try:
+                return [packed_learner(models, pack.seeds, pack.recipe, self.task)]
+            except CannotPack as why:
+                self.say(f"{pack.entrant}: {why}; its seeds are trained one after another")
+        return [
+            lone_learner(model, seed, pack.recipe, self.task) for model, seed in zip(models, pack.seeds, strict=True)
+        ]
+
+    def _trained(
+        self, pack: Pack, learners: list[Learner], lines: list[kept.Line], step: int, mark: int
+    ) -> tuple["Trained", float]:
+        """Losses of the way to a mark, and the seconds it took; nothing where no seed of the pack is left."""
+        lost = [line["diverged"] is not None for line in lines[-len(pack.seeds) :]]
+        if step == mark or (lost and all(lost)):
+            nothing = [math.nan] * len(pack.seeds)
+            return Trained(nothing, [None] * len(pack.seeds)), 1.0
+        began = time.perf_counter()
+        each = [self._learn(pack, learner, step, mark) for learner in learners]
+        losses, broke = (torch.cat(part).tolist() for part in zip(*each, strict=True))  # waits for the device
+        return Trained(losses, [int(at) if at else None for at in broke]), time.perf_counter() - began
+
+    def _learn(self, pack: Pack, learner: Learner, step: int, mark: int) -> tuple[Losses, Tensor]:
+        """Steps up to a mark: the mean loss of each seed on the way, and the step at which it was no number, 0 where it was one."""
+        total = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.float64)
+        broke = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.long)
+        whole = self.asked.recipe.steps * pack.tokens * len(pack.seeds) * len(self.asked.packs())
+        what = f"{pack.entrant} at {pack.recipe.rate:g}"
+        with ThreadPoolExecutor(1) as reader:
+            for at, (batch, tokens) in ahead(reader, lambda at: self._work(pack, learner, at), step, mark):
+                losses = learner.step(pack.recipe, at, batch, tokens)
+                total += losses
+                broke = torch.where((broke == 0) & ~losses.isfinite(), at + 1, broke)
+                self.done += pack.tokens * len(learner.seeds)
+                self.tell(self.done, whole, what)
+        return (total / (mark - step)).float(), broke
+
+    def _work(self, pack: Pack, learner: Learner, step: int) -> Work:
+        (x, y), tokens = pack.batch(self.task, learner.seeds, step)
+        x, y, tokens = (part.pin_memory() if self.device.type == "cuda" else part for part in (x, y, tokens))
+        x, y, tokens = (part.to(self.device, non_blocking=True) for part in (x, y, tokens))
+        return (x, y), tokens
+
+    def _held_out(self) -> Iterator[Batch]:
+        """The first held-out tokens, as many as are asked for, the same for all."""
+        recipe = self.asked.recipe
+        rows = recipe.batch // recipe.accumulate * recipe.context
+        return islice(self.task.held_out(recipe), max(1, self.asked.held_out // rows))
+
+
+def ahead(reader: ThreadPoolExecutor, read: Callable[[int], Work], begin: int, end: int) -> Iterator[tuple[int, Work]]:
+    """What is read for every step, one step ahead of whoever works on it."""
+    waiting = reader.submit(read, begin)
+    for step in range(begin, end):
+        ready = waiting.result()
+        if step + 1 < end:
+            waiting = reader.submit(read, step + 1)
+        yield step, ready
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The mean loss of every seed on the way to a mark, and the step at which it was no number."""
+
+    losses: list[float]
+    broke: list[int | None]
+
+
+def measured(
+    pack: Pack, mark: int, trained: Trained, held_out: list[float], before: list[kept.Line]
+) -> list[kept.Line]:
+    """A line for every seed; what has diverged stays so."""
+    lost = {line["seed"]: line["diverged"] for line in before[-len(pack.seeds) :]}
+    told, cost = [], flops(pack.recipe.config, pack.recipe.context) * mark * pack.tokens
+    for at, seed in enumerate(pack.seeds):
+        diverged = lost.get(seed) or trained.broke[at] or (None if math.isfinite(held_out[at]) else mark)
+        told.append(
+            {
+                "entrant": pack.entrant, "rate": pack.recipe.rate, "seed": seed, "step": mark, "tokens": mark * pack.tokens,
+                "flops": cost, "train loss": _number(trained.losses[at]),
+                "loss": None if diverged else _number(held_out[at]), "diverged": diverged,
+            }
+        )  # fmt: skip
+    return told
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _named(learner: Learner, resumable: bool) -> dict[str, Tensor]:
+    return {f"{learner.seeds[0]}.{name}": x for name, x in learner.tensors(resumable).items()}
+
+
+def _own(held: dict[str, Tensor], learner: Learner) -> dict[str, Tensor]:
+    mine = f"{learner.seeds[0]}."
+    return {name.removeprefix(mine): x for name, x in held.items() if name.startswith(mine)}
+
+
+def many_graphs(compiled: bool) -> AbstractContextManager[object]:
+    """One graph an entrant of the same source code, where torch stops at 8 without a word; past this it says so."""
+    if not compiled:
+        return nullcontext()
+    from torch._dynamo import config
+
+    return config.patch(recompile_limit=64, accumulated_recompile_limit=512, fail_on_recompile_limit_hit=True)

@@ -1,0 +1,168 @@
+"""Packed seeds are each seed alone, to rounding: logits, gradients, clipping, AdamW and Muon."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rheoscope.learn.learner import Learner, lone_learner, packed_learner
+from rheoscope.learn.optimiser import clip_each
+from rheoscope.learn.packed import PACKED, CannotPack, Packed
+from rheoscope.models.config import Config
+from rheoscope.models.recipes import Recipe
+from rheoscope.models.transformer import Transformer, Translator
+from tests.learn.cases import Letters, config, recipe
+from tests.models.cases import CASES
+from tests.pretrained.cases import randomised
+
+SEEDS = 3
+WITHOUT = {"own_encoder_buckets", "own_buckets", "own_entmax"}
+"""Tables of buckets have no packed form."""
+
+
+def models(of: Config, dtype: torch.dtype = torch.float32) -> list[Transformer]:
+    """One for each seed, nothing at its initial value."""
+    made = []
+    for seed in range(SEEDS):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            made.append(randomised(Transformer(of)).to(dtype))
+    return made
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - WITHOUT))
+def test_logits_and_gradients_are_those_of_each_alone(name: str) -> None:
+    alone = models(CASES[name])
+    packed, ids = Packed(alone), torch.randint(CASES[name].vocabulary, (2 * SEEDS, 7))
+    ours = packed(ids)
+    theirs = torch.cat([model(rows) for model, rows in zip(alone, ids.chunk(SEEDS), strict=True)])
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    for logits in (ours, theirs):
+        logits.square().sum().backward()
+    together = dict(packed.body.named_parameters())
+    for at, model in enumerate(alone):
+        for own, p in model.named_parameters():
+            if p.grad is not None:
+                torch.testing.assert_close(
+                    together[own].grad[at], p.grad, rtol=1e-3, atol=1e-4 * float(p.grad.abs().max())
+                )
+
+
+def test_unpacked_is_what_was_packed() -> None:
+    alone = models(CASES["own_biased"])
+    packed = Packed(alone)
+    for at, model in enumerate(alone):
+        again = packed.unpack(at)
+        assert again.config == model.config
+        assert all(
+            torch.equal(a, b) for a, b in zip(again.state_dict().values(), model.state_dict().values(), strict=True)
+        )
+
+
+def test_tied_weights_stay_one() -> None:
+    packed = Packed(models(config()))
+    assert packed.body.stack.embed.weight is packed.body.unembed.weight
+    assert packed.unpack(1).unembed.weight is not None
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
+    with pytest.raises(CannotPack, match="no packed form of BucketTable"):
+        Packed(models(CASES["own_buckets"]))
+    with pytest.raises(CannotPack, match="one shape"):
+        Packed([Transformer(config()), Transformer(config(hidden=8))])
+    with pytest.raises(CannotPack, match="encoder-decoder"):
+        Packed([Translator(config(form="encoder-decoder"))])
+
+
+def test_every_module_that_holds_parameters_is_packed_or_refused() -> None:
+    class Strange(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(3))
+
+    model = Transformer(config())
+    model.stack.norm = Strange()
+    with pytest.raises(CannotPack, match="Strange"):
+        Packed([model])
+    assert Strange not in PACKED
+
+
+# Training
+
+
+def trained(learner: Learner, by: Recipe, task: Letters, steps: int = 4) -> list[torch.Tensor]:
+    """Losses of each step."""
+    told = []
+    for step in range(steps):
+        each = [task.batch(step, by.but(seed=seed)) for seed in learner.seeds]
+        batch = tuple(torch.cat(part) for part in zip(*each, strict=True))
+        tokens = torch.tensor([float(task.count(one)) for one in each])
+        told.append(learner.step(by, step, batch, tokens))
+    return told
+
+
+def compared(by: Recipe, task: Letters) -> None:
+    alone, packed = models(by.config), packed_learner(models(by.config), range(SEEDS), by, task)
+    ours = torch.stack(trained(packed, by, task), 1)
+    for at, model in enumerate(alone):
+        theirs = trained(lone_learner(model, at, by, task), by, task)
+        torch.testing.assert_close(ours[at], torch.cat(theirs), rtol=2e-5, atol=1e-5)
+        for a, b in zip(packed.model.unpack(at).parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
+
+
+# Without biases: that of keys has no gradient but rounding, which AdamW makes as large as any other.
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"form": "encoder", "norm": "layer", "position": "learned", "tied": False},
+    {"mechanism": "mahalanobis"},
+]
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_training_is_that_of_each_alone(kind: dict[str, Any], optimiser: str) -> None:
+    by = recipe(optimiser=optimiser, rate=1e-3, clip=0.5, accumulate=2, label_smoothing=0.1, **kind)
+    compared(by, Letters(by.config.form))
+
+
+def test_gradients_are_clipped_by_each_seeds_own_length() -> None:
+    stacked = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 2, 2))]
+    for p in stacked:
+        p.grad = torch.randn(p.shape) * torch.tensor([0.01, 9.0]).view(-1, *[1] * (p.ndim - 1))
+    before = [[p.grad[at].clone() for p in stacked] for at in range(2)]
+    lengths = clip_each(stacked, 1.0)
+    for at, own in enumerate(before):
+        plain = [nn.Parameter(torch.zeros_like(g)) for g in own]
+        for p, g in zip(plain, own, strict=True):
+            p.grad = g
+        torch.testing.assert_close(lengths[at], nn.utils.clip_grad_norm_(plain, 1.0))
+        for p, q in zip(stacked, plain, strict=True):
+            torch.testing.assert_close(p.grad[at], q.grad)
+
+
+def test_a_seed_that_is_no_number_leaves_the_others_alone() -> None:
+    for optimiser in ("adamw", "muon"):
+        by = recipe(optimiser=optimiser)
+        task, broken = Letters("decoder"), models(by.config)
+        with torch.no_grad():
+            broken[1].stack.norm.weight[0] = torch.nan
+        losses = torch.stack(trained(packed_learner(broken, range(SEEDS), by, task), by, task), 1)
+        whole = torch.stack(trained(packed_learner(models(by.config), range(SEEDS), by, task), by, task), 1)
+        assert losses[1].isnan().all()
+        assert torch.equal(losses[[0, 2]], whole[[0, 2]])
+
+
+def test_what_is_kept_is_what_goes_on() -> None:
+    by, task = recipe(optimiser="muon"), Letters("decoder")
+    whole, parted = (packed_learner(models(by.config), range(SEEDS), by, task) for _ in range(2))
+    trained(whole, by, task, 3)
+    trained(parted, by, task, 3)
+    held = parted.tensors()
+    parted.leave()
+    assert sum(p.numel() for p in parted.model.parameters()) == 0
+    parted.fill(held, torch.device("cpu"))
+    assert all(
+        torch.equal(a, b) for a, b in zip(trained(whole, by, task, 2), trained(parted, by, task, 2), strict=True)
+    )
