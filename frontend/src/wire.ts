@@ -31,7 +31,7 @@ export interface CorpusField { coords: Answer['coords']; arrays: Record<string, 
 /** `around`: what stands before the token that the example is about, the token, and what stands after it. */
 export interface CorpusExample { value: number; text: string; file: string; line: number; tokens: number; token: number | null; around: [string, string, string] | null }
 export interface Distribution { edges: number[]; shares: number[]; null: number[] | null; outside: number }
-export interface CorpusHead { mean: number | null; low: number | null; high: number | null; sd: number | null; texts: number; items: number; quantiles: Record<string, number | null>; distribution: Distribution; most: CorpusExample[]; least: CorpusExample[] }
+export interface CorpusHead { mean: number | null; low: number | null; high: number | null; sd: number | null; texts: number; documents: number; items: number; quantiles: Record<string, number | null>; distribution: Distribution; most: CorpusExample[]; least: CorpusExample[] }
 
 export interface ArraySaid { name: string; dtype: string; shape: number[]; dims: string[]; offset: number; scale?: number; zero?: number; missing?: boolean }
 export interface Field { values: Float32Array; shape: number[]; dims: string[] }

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rheoscope.catalogue import analysis as analysis_of
+from rheoscope.corpus.documents import Documents
 from rheoscope.corpus.merging import Kept, counts
 from rheoscope.corpus.opened import SHARES, Corpus, interval, open_corpus, places
 from rheoscope.corpus.shards import done, shards_of
@@ -68,7 +69,7 @@ class Run:
         corpus = self.corpus
         one = self._kept(corpus, name, field)
         mean, sd = one.summary.moments()
-        half = interval(sd, one.summary.texts)
+        half = interval(one.summary)
         values = {"mean": mean, "low": mean - half, "high": mean + half, "sd": sd, "texts": one.summary.texts}
         null = _null(corpus, name, field, one)
         if null is not None:
@@ -86,9 +87,9 @@ class Run:
         one = self._kept(corpus, name, field)
         place = _place(one, layer, head, piece)
         cell, null = _cell(one, place), _null(corpus, name, field, one)
-        (mean,), (sd,) = (x[cell : cell + 1] for x in one.summary.moments())
-        texts, items = int(one.summary.texts[cell]), int(one.summary.items[cell])
-        half = float(interval(np.array([sd]), np.array([texts]))[0])
+        alone = _only(one.summary, cell)
+        (mean,), (sd,) = alone.moments()
+        (half,) = interval(alone)
         with self._lock:  # DuckDB answers one at a time
             examples = {
                 side: corpus.examples(name, field, least=side == "least", **place).to_dict("records")
@@ -99,12 +100,11 @@ class Run:
             "low": mean - half,
             "high": mean + half,
             "sd": sd,
-            "texts": texts,
-            "items": items,
-            "quantiles": dict(zip(map(str, SHARES), quantiles(_only(one.summary, cell), SHARES)[0], strict=True)),
-            "distribution": distribution(
-                _only(one.summary, cell), None if null is None else _only(null.summary, _cell(null, place))
-            ),
+            "texts": int(alone.texts[0]),
+            "documents": int(alone.documents.count[0]),
+            "items": int(alone.items[0]),
+            "quantiles": dict(zip(map(str, SHARES), quantiles(alone, SHARES)[0], strict=True)),
+            "distribution": distribution(alone, None if null is None else _only(null.summary, _cell(null, place))),
         } | {side: [_example(row, model) for row in rows] for side, rows in examples.items()}
 
     def _kept(self, corpus: Corpus, name: str, field: str) -> Kept:
@@ -167,14 +167,21 @@ def distribution(one: Summary, null: Summary | None) -> dict[str, Any]:
 
 
 def _only(kept: Summary, cell: int) -> Summary:
-    """The histogram of one cell, as a summary of one."""
+    """The summary of one cell, without its examples."""
     begin, end = np.searchsorted(kept.bins, [cell * BINS, (cell + 1) * BINS])
-    none = kept.most[:0]
-    one = slice(cell, cell + 1)
+    at, documents, none = slice(cell, cell + 1), kept.documents, kept.most[:0]
     return Summary(
-        kept.texts[one], kept.missing[one], kept.items[one], kept.total[one], kept.squares[one],
-        kept.bins[begin:end] - cell * BINS, kept.counts[begin:end], none, none,
-    )  # fmt: skip
+        texts=kept.texts[at],
+        missing=kept.missing[at],
+        items=kept.items[at],
+        total=kept.total[at],
+        squares=kept.squares[at],
+        documents=Documents(documents.count[at], documents.sizes[at], documents.squares[at], documents.products[at]),
+        bins=kept.bins[begin:end] - cell * BINS,
+        counts=kept.counts[begin:end],
+        most=none,
+        least=none,
+    )
 
 
 def _shares(one: Summary, cuts: np.ndarray) -> np.ndarray:
