@@ -245,7 +245,7 @@ def test_without_a_lock_of_the_kernels_nothing_is_begun(
     """As on Windows, where a run can still be read."""
     asked, folder = first
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    with pytest.raises(RheoscopeError, match="on Linux or macOS.*; on Windows type it in WSL"):
+    with pytest.raises(RheoscopeError, match=r"on Linux or macOS.*; on Windows type it in WSL"):
         drive(asked, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert rs.open_corpus(folder).analyses == list(ASKED)
