@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from dataclasses import fields
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from rheoscope.corpus.cells import Cells, cells_of, histogram
+from rheoscope.corpus.documents import Documents
+from rheoscope.corpus.pieces import PIECES
 from rheoscope.corpus.summaries import BINS, Numbers, Summary, columns, edges, from_columns, merged, quantiles, summary
 from rheoscope.space.analysis import Field
 from tests.elsewhere import AWAY, elsewhere
@@ -28,11 +31,13 @@ def numbers(x: torch.Tensor, field: Field, ids: list[int]) -> Numbers:
     return found
 
 
-def same(one: Summary, other: Summary) -> bool:
-    pairs = [(getattr(one, part.name), getattr(other, part.name)) for part in fields(Summary)]
-    return all(
-        np.asarray(a).tobytes() == np.asarray(b).tobytes() if isinstance(a, np.ndarray) else a == b for a, b in pairs
-    )
+def same(one: Any, other: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(one, np.ndarray):
+        return one.tobytes() == other.tobytes()
+    if not isinstance(one, Summary | Documents):
+        return one == other
+    return all(same(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
 
 
 @given(st.data(), st.sampled_from([HEADS, TOKENS]), st.randoms(use_true_random=False))
@@ -41,7 +46,7 @@ def test_any_split_in_any_order_is_the_whole(data: st.DataObject, field: Field, 
     x = torch.from_numpy(
         data.draw(arrays(np.float32, st.tuples(st.integers(1, 7), st.just(2), st.just(3)), elements=VALUES))
     )
-    ids = list(range(10, 10 + len(x)))
+    ids = [at * PIECES for at in range(10, 10 + len(x))]
     whole = summary(numbers(x, field, ids), 2)
     order = draw.sample(range(len(x)), len(x))
     cut = sorted({0, len(x), data.draw(st.integers(0, len(x))), data.draw(st.integers(0, len(x)))})

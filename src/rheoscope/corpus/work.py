@@ -12,7 +12,8 @@ import torch
 from rheoscope.corpus.job import Job
 from rheoscope.corpus.pieces import Piece, Reject, batches, cut
 from rheoscope.corpus.questions import Asked, Question, asked, joined, on_host
-from rheoscope.corpus.rows import tables, write
+from rheoscope.corpus.room import Room
+from rheoscope.corpus.rows import tables
 from rheoscope.corpus.shards import part
 from rheoscope.corpus.summaries import columns, summary
 from rheoscope.corpus.texts import Input, Reader, Shard
@@ -46,9 +47,11 @@ class Worker:
         self.writing = ThreadPoolExecutor(1, "corpus-writer")
         self.coming: dict[int, Future[Cut]] = {}
         self.inputs: list[Input] = []
+        self.room = Room()
 
     def close(self) -> None:
-        """End the threads; what is being written is written to its end."""
+        """End the threads; what is being written is written to its end, if there is room."""
+        self.room.close()
         self.reading.shutdown(cancel_futures=True)
         self.writing.shutdown()
 
@@ -110,12 +113,12 @@ class Worker:
         name, file = part(shard.number), self.inputs[shard.file].path
         for analysis, one in found.items():
             for axes, table in tables(one.texts, one.fields).items():
-                write(self.folder / "rows" / f"{analysis}.{axes}" / name, table)
+                self.room.write(self.folder / "rows" / f"{analysis}.{axes}" / name, table)
         told = [piece for piece in pieces if piece.text in words]
-        write(self.folder / "texts" / name, _texts(file, told, words))
-        write(self.folder / "rejects" / name, _rejects(file, rejects))
+        self.room.write(self.folder / "texts" / name, _texts(file, told, words))
+        self.room.write(self.folder / "rejects" / name, _rejects(file, rejects))
         told_of = Told(shard.number, len(told), sum(len(piece.ids) for piece in told), len(rejects))
-        write(self.folder / "done" / name, summarised(found, self.job.questions, self.job.top, told_of))
+        self.room.write(self.folder / "done" / name, summarised(found, self.job.questions, self.job.top, told_of))
         return told_of
 
 
