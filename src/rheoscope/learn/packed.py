@@ -52,9 +52,9 @@ class Packed(nn.Module):
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.configs = [model.config for model in models]
+        self.configs = [model.config for model in models if isinstance(model, Transformer)]
         named = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
-        if not all(isinstance(model, Transformer) for model in models):
+        if len(self.configs) < len(models):
             raise CannotPack("an encoder-decoder has no packed form")
         if len({tuple((name, p.shape) for name, p in one.items()) for one in named}) != 1:
             raise CannotPack("only models of one shape are packed, got several; pack each shape by itself")
@@ -205,11 +205,12 @@ class OfSeeds(Mechanism):
         if mask is not None or not isinstance(self.position, ALiBi | NoPosition):
             raise CannotPack("a packed mechanism that learns takes no padding and no table of buckets")
         seeds, heads = len(next(iter(self.tensors.values()))), q.shape[1]
-        biased = isinstance(self.position, ALiBi)
-        position = ALiBi(self.position.slopes.repeat(seeds)) if biased else self.position
+        at = self.position
+        position = ALiBi(at.slopes.repeat(seeds)) if isinstance(at, ALiBi) else at
         one = Mechanism(self.score, self.mask, position, self.normaliser, self.value)
         mine = with_tensors(one, {path: of_each_head(x, heads) for path, x in self.tensors.items()})
-        out = mine.attend(*(seeds_as_heads(x, seeds) for x in (q, k, v)), lowering=lowering)
+        q, k, v = (seeds_as_heads(x, seeds) for x in (q, k, v))
+        out = mine.attend(q, k, v, lowering=lowering)
         return out.unflatten(1, (seeds, heads)).transpose(0, 1).flatten(0, 1)
 
 

@@ -1,0 +1,103 @@
+"""The page of a race: the table, and loss curves with confidence bands."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rheoscope.learn.entrants import ENTRANTS
+from rheoscope.report.page import Page
+from rheoscope.report.picture import CLUSTERS, Axis, Line, Mark, Panel, Picture
+from rheoscope.report.plot.fields import band
+from rheoscope.space.chance import student_ends
+
+if TYPE_CHECKING:
+    import xarray
+
+
+def page_of(found: "xarray.Dataset", speeds: dict[str, float], name: str) -> Page:
+    """What the terminal shows, the curves, and where the numbers come from."""
+    from rheoscope.learn.telling import speed_table, table
+
+    page = Page(f"A race: {name}", table(found).note)
+    for one in (table(found), speed_table(speeds)):
+        page = page.table(one.heading, one.header, one.rows, one.words, one.note)
+    page = page.drawing(picture(found))
+    told = {entrant: ENTRANTS[entrant.partition(":")[0]].sentence for entrant in map(str, found.entrant.values)}
+    return page.facts("Who raced", told).facts(
+        "Where the numbers come from", {k: str(v) for k, v in found.attrs.items()}
+    )
+
+
+def picture(found: "xarray.Dataset") -> Picture:
+    """Three panels: losses, differences from the baseline of the same seed, and the loss at every rate of the grid."""
+    return Picture(
+        "The race",
+        "Means over seeds; bands are 95 % intervals of the mean by Student's law. A difference below 0 is ahead of the baseline.",
+        (_losses(found), _differences(found), _rates(found)),
+    )
+
+
+def _losses(found: "xarray.Dataset") -> Panel:
+    marks = [
+        mark
+        for at, name in enumerate(_names(found))
+        for mark in _curve(found.tokens.values, found.loss.values[at], name, _colour(at))
+    ]
+    return Panel(
+        "Held-out loss",
+        "nats a token, at each entrant's best rate",
+        tuple(marks),
+        Axis("tokens"),
+        Axis("loss"),
+        columns=2,
+    )
+
+
+def _differences(found: "xarray.Dataset") -> Panel:
+    loss = found.loss.values
+    marks = [
+        mark
+        for at, name in enumerate(_names(found))
+        if at
+        for mark in _curve(found.tokens.values, loss[at] - loss[0], name, _colour(at))
+    ]
+    zero = Line("baseline", found.tokens.values, np.zeros(found.sizes["step"]), "null", "dashed")
+    return Panel(
+        "Difference from the baseline",
+        "paired by seed",
+        (zero, *marks),
+        Axis("tokens"),
+        Axis("loss − baseline's"),
+        columns=2,
+    )
+
+
+def _rates(found: "xarray.Dataset") -> Panel:
+    rates = found.rate.values
+    order = np.argsort(rates)
+    marks = [
+        Line(name, rates[order], found.loss_by_rate.values[at][order], _colour(at))
+        for at, name in enumerate(_names(found))
+    ]
+    return Panel(
+        "Learning rates",
+        "mean final loss at every rate of the grid",
+        tuple(marks),
+        Axis("rate", log=True),
+        Axis("loss"),
+    )
+
+
+def _curve(x: np.ndarray, y: np.ndarray, name: str, colour: str) -> list[Mark]:
+    """The mean over seeds in its band."""
+    low, high = (end.numpy() for end in student_ends(torch.as_tensor(y).mT))
+    return [*band(x, low, high, colour, f"{name}, 95 % interval"), Line(name, x, y.mean(0), colour)]
+
+
+def _names(found: "xarray.Dataset") -> list[str]:
+    return [str(name) for name in found.entrant.values]
+
+
+def _colour(at: int) -> str:
+    return CLUSTERS[at % len(CLUSTERS)]
