@@ -18,8 +18,9 @@ from scipy.spatial.distance import cdist
 from timing import arguments, keep, model_and_text
 
 import rheoscope as rs
+from rheoscope.flow.assigning import assignment, squared_distances
 from rheoscope.flow.cloud import clouds
-from rheoscope.flow.transport import assignment, powers, squared_distances
+from rheoscope.flow.transport import powers
 
 
 def timed(run: object, *given: object) -> tuple[float, object]:

@@ -9,6 +9,7 @@ import rheoscope as rs
 from rheoscope.corpus.job import Job
 from rheoscope.corpus.pieces import Piece, batches, cut
 from rheoscope.corpus.texts import Row
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.running import Running
 from tests.corpus.cases import lines, tiny_model
 
@@ -54,6 +55,20 @@ def test_what_is_too_short_is_told(model: Running) -> None:
     told = sorted((one.row, one.first, one.reason) for one in rejects)
     assert told == [(0, 20, short), (1, 0, short), (2, 0, "it is no UTF-8 at byte 0")]
     assert len(pieces) == 1
+
+
+def test_a_text_that_the_tokenizer_cannot_read_is_told_and_the_others_stay(
+    model: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some(self: Running, texts: list[str]) -> list[list[int]]:
+        if "bad" in texts:
+            raise RheoscopeError("no such letters")
+        return [self.encode(text) for text in texts]
+
+    monkeypatch.setattr(type(model), "encode_many", some)
+    pieces, rejects = cut(model, 0, [Row(0, "good one"), Row(1, "bad"), Row(2, "good two")], how())
+    assert [piece.row for piece in pieces] == [0, 2]
+    assert [(one.row, one.reason) for one in rejects] == [(1, "no such letters")]
 
 
 @given(st.lists(st.integers(1, 40), max_size=20), st.integers(1, 90))

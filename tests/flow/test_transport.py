@@ -12,22 +12,21 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import rheoscope as rs
-from rheoscope.flow import next_token
-from rheoscope.flow import transport as module
-from rheoscope.flow.next_token import is_tied, next_type_share, sees_next, toward_next
-from rheoscope.flow.transport import (
-    FEW,
+from rheoscope.flow import assigning, next_token
+from rheoscope.flow.assigning import (
+    all_moved,
     assignment,
     by_clouds,
     by_tables,
     costs,
     directed,
-    equal_points,
     in_place,
     kappa,
     moved,
     squared_distances,
 )
+from rheoscope.flow.next_token import is_tied, next_type_share, sees_next, toward_next
+from rheoscope.flow.transport import FEW
 from rheoscope.space.chance import p_values, successors
 from rheoscope.space.chance import permutations as permutations_of
 from rheoscope.space.pairs import distances, inner_products
@@ -120,7 +119,7 @@ def test_the_null_gives_the_same_displacements_to_other_tokens() -> None:
     mixed = moved(x, x[torch.randperm(40, generator=torch.Generator().manual_seed(1))], draws=20, seed=0).figures
     assert abs(mixed["kappa"]) < 0.3
     assert mixed["identity_share"] < 0.3
-    assert in_place(directed(x, 2 * x + 5), equal_points(x)) == 1
+    assert in_place(directed(x, 2 * x + 5), x) == 1
 
 
 def walks(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,11 +158,7 @@ def test_the_null_of_the_identity_share_permutes_the_stream_and_then_takes_direc
 def test_draws_from_tables_equal_those_from_clouds(kind: str) -> None:
     x, by = walks(kind, 3)
     orders = permutations_of(30, 4, 1)
-    for one, other in zip(
-        by_tables(x, x + by + 5, orders, equal_points(x)),
-        by_clouds(x, x + by + 5, orders, equal_points(x)),
-        strict=True,
-    ):
+    for one, other in zip(by_tables(x, x + by + 5, orders), by_clouds(x, x + by + 5, orders), strict=True):
         assert one == pytest.approx(other, abs=1e-9)
 
 
@@ -174,7 +169,6 @@ def test_tokens_at_one_point_are_one_type() -> None:
     assert moved(x, mixed, draws=0, seed=0).figures["identity_share"] == 1
     apart = moved(x, x[torch.tensor([*range(3, 12), 0, 1, 2])], draws=0, seed=0)
     assert apart.figures["identity_share"] == 0
-    assert equal_points(x).sum(-1).tolist() == [3] * 12
 
 
 CLOUDS = {
@@ -189,11 +183,29 @@ CLOUDS = {
 
 
 @pytest.mark.parametrize("kind", CLOUDS)
-def test_equal_points_are_those_of_the_table_of_all_distances(kind: str) -> None:
+def test_a_token_is_in_place_at_any_point_that_the_table_of_all_distances_calls_its_own(kind: str) -> None:
     x = CLOUDS[kind]()
     slow = distances(inner_products(x)) <= 1e-6 * x.norm(dim=-1).amax()
-    assert torch.equal(equal_points(x), slow)
+    for partner in permutations_of(len(x), 5, 0):
+        assert float(in_place(partner, x)) == float(slow[torch.arange(len(x)), partner].double().mean())
     assert bool(slow.triu(1).any()) == (kind not in ("apart", "nearly", "one"))
+
+
+def test_pairs_of_many_texts_together_are_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fits beside each other."""
+    texts, pairs, draws = [random(at, 4, n, 5) for at, n in enumerate((7, 2, 12))], [(0, 3), (0, 1), (2, 3)], [3, 0, 1]
+    alone = [
+        moved(points[first], points[last], drawn, seed=2)
+        for points in texts
+        for (first, last), drawn in zip(pairs, draws, strict=True)
+    ]
+    for room in (1, 16 * 50, 2**27):
+        monkeypatch.setattr(assigning, "AT_ONCE", room)
+        for one, other in zip(all_moved(texts, pairs, draws, seed=2), alone, strict=True):
+            assert one.figures == pytest.approx(other.figures, rel=1e-12, nan_ok=True)
+            assert torch.equal(one.coupling, other.coupling)
+            assert torch.equal(one.partner, other.partner)
+            assert one.drawn == other.drawn
 
 
 def test_of_few_draws_words_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +295,8 @@ def test_what_it_cannot_do_is_told_and_the_rest_is_defined(monkeypatch: pytest.M
         rs.transport(rs.load().trace([1]))
     with pytest.raises(rs.RheoscopeError, match=r"1 to 6, 1 among them, got 7; type strides=\[1, 6\]"):
         rs.transport(through(one, one), strides=[1, 7], keep_massive=True)
-    monkeypatch.setattr(module, "EXACT", 4)
+    monkeypatch.setattr("rheoscope.flow.transport.EXACT", 4)
+    monkeypatch.setattr("rheoscope.flow.assigning.EXACT", 4)
     still = rs.transport(through(one, one), keep_massive=True)  # beyond the exact limit, and every token the same
     assert still.attrs["draws"] == FEW
     assert still.attrs["method"] == "sinkhorn"

@@ -58,6 +58,7 @@ CASES: dict[str, Config] = {
     "own_linear": tiny(mechanism="linear", position="learned"),
     "own_laplace": tiny(mechanism="kernel_laplace"),
     "own_turned_bilinear": tiny(mechanism="bilinear"),
+    "own_gated": tiny(projection="gated", norm="layer", bias=True, kv_heads=2),
 }
 EVERY = list(CASES)
 NO_FORM = {"own_cosine", "own_additive", "own_relation", "own_linear", "own_laplace", "own_turned_bilinear"}
@@ -136,7 +137,9 @@ class Seen:
         bias = None if position is None else position.bias(i, j)
         self.scores = self.scores if bias is None else self.scores + bias
         self.weights = mechanism.normaliser(self.scores.masked_fill(~self.permitted, -torch.inf)[None])[0]
-        rebuilt = module.write((self.weights @ self.v).transpose(0, 1).flatten(1))
+        gate = module.gate(u)
+        made = self.weights @ self.v if gate is None else gate[0] * (self.weights @ self.v)
+        rebuilt = module.write(made.transpose(0, 1).flatten(1))
         assert float((rebuilt - out[0]).norm() / out.norm()) < (1e-5 if u.dtype is torch.float32 else 1e-11)
 
 

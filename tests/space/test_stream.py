@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.hooks import Ask, asking
 from rheoscope.space.step import Step
-from rheoscope.space.stream import changing, taps, watching
+from rheoscope.space.stream import changing, looking, taps, watching
 from tests.cases import KINDS, LENGTH, PARALLEL, POST_NORM, distance, gap, model, text, traced
 from tests.pretrained.cases import hooks_left
 
@@ -37,6 +38,22 @@ def watched(name: str, hooks: dict[Step, Callable[[Tensor], Tensor]]) -> Tensor:
 def test_a_hook_that_changes_nothing_changes_no_bit(name: str) -> None:
     same = model(name).run(text(), hooks=dict.fromkeys(steps(name), lambda x: x))
     assert torch.equal(same, traced(name).logits)
+
+
+@with_logits
+def test_no_model_changes_in_place_what_passed_a_tap(name: str) -> None:
+    """A GPU copies it, and keeps what heads gave, beside the model."""
+    of, seen = model(name), list[tuple[Tensor, int]]()
+
+    def keep(x: Tensor) -> None:
+        seen.append((x, x._version))
+
+    asks = [looking(tap, keep) for tap in taps(of.description)]
+    asks += [Ask(one, "in", lambda args, kwargs: keep(args[0])) for one in of.description.projections]
+    with asking(asks), torch.no_grad():
+        of.call(text()[None], None)
+    assert len(seen) == len(asks)
+    assert all(x._version == version for x, version in seen)
 
 
 @with_logits

@@ -14,7 +14,7 @@ from rheoscope.covers.reversed_attention import target_id
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
 from rheoscope.models.vocabulary import byte_pairs
-from rheoscope.space.token_text import in_a_text
+from rheoscope.space.token_text import _spread, in_a_text
 
 BYTES = re.compile("⟨[0-9a-f]{2}⟩")
 
@@ -50,6 +50,11 @@ def test_a_target_is_found_with_its_space_and_without() -> None:
     model = reading("pieces")
     wanted = model.tokenizer.token_to_id("▁named")
     assert target_id(model, "named") == target_id(model, " named") == wanted
+
+
+@given(st.lists(st.one_of(st.text(max_size=2).map(lambda text: text.encode(errors="replace")), st.binary(max_size=3))))
+def test_whole_tokens_are_read_at_once_and_the_others_byte_by_byte(tokens: list[bytes]) -> None:
+    assert in_a_text(tokens) == _spread(tokens)
 
 
 @given(st.text(st.characters(exclude_characters="⟨⟩", exclude_categories=["Cs"]), min_size=1, max_size=12))

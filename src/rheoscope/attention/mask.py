@@ -160,6 +160,28 @@ class Prefix(Mask):
 
 
 @dataclass(frozen=True, eq=False)
+class Others(Mask):
+    """j != i: a token sees every token but itself. The first one sees itself too: under `Causal() & Others()` it has no other.
+
+    >>> import torch
+    >>> (Causal() & Others())(torch.arange(3), torch.arange(3)).int()
+    tensor([[1, 0, 0],
+            [1, 0, 0],
+            [1, 1, 0]], dtype=torch.int32)
+    """
+
+    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+        return (i[:, None] != j) | (i[:, None] == 0)
+
+    @property
+    def pair(self) -> Pair:
+        return lambda b, h, i, j: (i != j) | (i == 0)
+
+    def of_heads(self, some: list[int]) -> "Others":
+        return self
+
+
+@dataclass(frozen=True, eq=False)
 class Document(Mask):
     """Tokens of one packed row see each other only inside their own document: ids[b, i] == ids[b, j]."""
 

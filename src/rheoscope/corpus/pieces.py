@@ -5,6 +5,7 @@ A piece begins and ends as the tokenizer begins and ends any text, so its number
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -12,11 +13,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rheoscope.corpus.texts import Row
-from rheoscope.report.long_texts import around
+from rheoscope.report.long_texts import between
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.running import Running
 
 FILES, ROWS, PIECES = 2**16, 2**32, 2**15
 """How many of each a text id can tell apart; together 63 bits."""
+TOGETHER = 64
+"""Rows that the tokenizer is given at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +69,10 @@ def cut(model: Running, file: int, rows: Iterable[Row], how: Cutting) -> tuple[l
     """The texts of some rows in pieces, and what has none."""
     pieces: list[Piece] = []
     rejects: list[Reject] = []
-    before, after = _ends(model)
+    bare = model.encode("")
+    before, _, after = between(bare, model.encode("a"))
     own = how.length - len(before) - len(after)
-    texts = _tokenised(model, rows, how, rejects)
+    texts = _tokenised(model, bare, rows, how, rejects)
     for row, first, at, inner in _packed(texts, own) if how.pack else _each(texts, own):
         ids = torch.tensor([*before, *inner, *after])
         if len(ids) < how.least:
@@ -79,24 +84,30 @@ def cut(model: Running, file: int, rows: Iterable[Row], how: Cutting) -> tuple[l
     return pieces, rejects
 
 
-def _ends(model: Running) -> tuple[list[int], list[int]]:
-    before, _, after = around(model, model.encode("a"))
-    return before, after
-
-
 def _tokenised(
-    model: Running, rows: Iterable[Row], how: Cutting, rejects: list[Reject]
+    model: Running, bare: list[int], rows: Iterable[Row], how: Cutting, rejects: list[Reject]
 ) -> Iterator[tuple[int, list[int]]]:
     """(row, the tokens of its text alone)."""
-    for row in rows:
-        if row.reason:
-            rejects.append(Reject(row.number, row.reason))
-            continue
-        _, inner, _ = around(model, model.encode(row.text + how.join if how.pack else row.text))
-        if inner:
-            yield row.number, inner
-        else:
-            rejects.append(Reject(row.number, "it has no tokens"))
+    left = iter(rows)
+    while some := list(islice(left, TOGETHER)):
+        rejects += [Reject(row.number, row.reason) for row in some if row.reason]
+        fine = [row for row in some if not row.reason]
+        for row, ids in zip(fine, _ids(model, [row.text + how.join * how.pack for row in fine]), strict=True):
+            inner = [] if isinstance(ids, RheoscopeError) else between(bare, ids)[1]
+            if inner:
+                yield row.number, inner
+            else:
+                rejects.append(Reject(row.number, str(ids) if isinstance(ids, RheoscopeError) else "it has no tokens"))
+
+
+def _ids(model: Running, texts: list[str]) -> list[list[int] | RheoscopeError]:
+    """The ids of every text; where one cannot be read, why."""
+    try:
+        return [*model.encode_many(texts)]
+    except RheoscopeError as error:
+        if len(texts) == 1:
+            return [error]
+    return [found for text in texts for found in _ids(model, [text])]
 
 
 def _each(texts: Iterable[tuple[int, list[int]]], own: int) -> Iterator[tuple[int, int, int, list[int]]]:

@@ -5,10 +5,12 @@ and what comes of 254 exponents is one whole number of Python.
 """
 
 from fractions import Fraction
+from math import sqrt
 
 import numpy as np
 
-UNIT = Fraction(1, 2**149)
+UNIT_BITS = 149
+UNIT = Fraction(1, 2**UNIT_BITS)
 """The smallest float32: sums are counted in it, sums of squares in its square."""
 EXPONENTS = 256
 LIMB = 24
@@ -52,21 +54,14 @@ def _gathered(parts: list[tuple[np.ndarray, int]], key: np.ndarray, cells: int, 
 
 
 def mean_and_sd(total: int, squares: int, count: int) -> tuple[float, float]:
-    """The mean and the standard deviation, each rounded once; NaN where there is none.
+    """The mean and the standard deviation (a quotient of whole numbers is rounded once); NaN where there is none.
 
     >>> mean_and_sd(*(one[0] for one in exact_sums(np.float32([1, 2, 3]), np.zeros(3, int), 1)), 3)
     (2.0, 1.0)
     """
     if not count:
         return float("nan"), float("nan")
-    mean = total * UNIT / count
+    mean = total / (count << UNIT_BITS)
     if count == 1:
-        return float(mean), float("nan")
-    variance = (squares * count - total * total) * UNIT * UNIT / (count * (count - 1))
-    return float(mean), _root(variance)
-
-
-def _root(x: Fraction) -> float:
-    """The square root of a fraction that float64 may be too narrow for."""
-    up = max(0, x.denominator.bit_length() - x.numerator.bit_length()) // 2
-    return float(x * 4**up) ** 0.5 / 2.0**up if x else 0.0
+        return mean, float("nan")
+    return mean, sqrt((squares * count - total * total) / (count * (count - 1) << 2 * UNIT_BITS))

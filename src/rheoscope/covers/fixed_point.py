@@ -145,7 +145,8 @@ def layer_map(trace: Trace, layer: int) -> Map:
     parallel = trace.steps[trace.middle[layer]] in trace.not_read
 
     def T(x: Cloud) -> Cloud:
-        moved = (reference(heads.mechanism, *heads.read(x))[0][0].to(x.dtype) @ W_O).sum(0)
+        outputs = heads.gated(reference(heads.mechanism, *heads.read(x))[0][0].to(x.dtype), x)
+        moved = (outputs @ W_O).sum(0)
         moved = moved if b_O is None else moved + b_O
         middle = x + (moved if heads.after is None else heads.after.own(moved))
         return middle + mlp(x if parallel else middle)

@@ -157,7 +157,7 @@ def changed(
     if one.form:
         new = out.clone()
         new[:, one.chosen] = mixed[..., :width].to(out.dtype)
-    return new, None if one.content is None else _written(one, mixed[..., width:], new)
+    return new, None if one.content is None else _written(one, x, mixed[..., width:], new)
 
 
 def _mean(hat: Float[Tensor, "b n d"], kept: Bool[Tensor, "*b n"]) -> Float[Tensor, "b 1 d"]:
@@ -200,11 +200,14 @@ def _ratio(wanted: Float[Tensor, "b c"], there: Float[Tensor, "b c"]) -> Float[T
     return torch.where(there > 0, wanted / torch.where(there > 0, there, 1), 1)[..., None, None]
 
 
-def _written(one: Operation, mixed: Float[Tensor, "b c n r"], out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b n d"]:
+def _written(
+    one: Operation, x: Float[Tensor, "b n d"], mixed: Float[Tensor, "b c n r"], out: Float[Tensor, "b h n e"]
+) -> Float[Tensor, "b n d"]:
     """What another F adds to every token; a norm after attention gives it the scale that it gives to the layer."""
     assert one.content is not None
+    mixed = one.heads.gated(mixed, x, one.chosen)
     moved = (mixed.to(one.content.right) @ one.content.right[one.chosen]).sum(1)
     if one.heads.after is None:
         return moved
-    total = (out @ one.heads.W_O).sum(1)
+    total = (one.heads.gated(out, x) @ one.heads.W_O).sum(1)
     return moved * one.heads.after.scale(total if one.heads.b_O is None else total + one.heads.b_O)

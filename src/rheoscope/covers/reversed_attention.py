@@ -243,15 +243,15 @@ def _one(heads: Heads, projected: Any, g: Float[Tensor, "h n e"], head: int) -> 
 def at_outputs(
     heads: Heads, x: Float[Tensor, "*b n d"], pulled: Float[Tensor, "*b n d"], unseen: Mask | None = None
 ) -> Float[Tensor, "*b h n e"]:
-    """The gradient at the output of every head, before W_O and, where there is one, before the norm after attention."""
+    """The gradient at the output of every head, before W_O, before a gate and before a norm after attention, where there are any."""
     W_O = heads.W_O.detach()
     if heads.after is not None:
         with torch.enable_grad():
-            outputs = heads.outputs(x, unseen).transpose(-3, -2).flatten(-2)
+            outputs = heads.gated(heads.outputs(x, unseen), x).transpose(-3, -2).flatten(-2)
             total = outputs @ W_O.to(outputs.dtype).flatten(0, 1)
             total = (total if heads.b_O is None else total + heads.b_O).detach().requires_grad_()
             pulled = transposed(heads.after.own(total), total, pulled)
-    return product(pulled, W_O.flatten(0, 1).mT).unflatten(-1, W_O.shape[:2]).transpose(-3, -2)
+    return heads.gated(product(pulled, W_O.flatten(0, 1).mT).unflatten(-1, W_O.shape[:2]).transpose(-3, -2), x)
 
 
 REVERSED_ATTENTION = Analysis(

@@ -286,7 +286,7 @@ def updated(trace: Trace | Traces, layer: int) -> Cloud:
         after.mechanism.under(unseen(trace, layer + 1)),
         after.read(trace.view.as_read(trace.read_by(layer))),
     )
-    return moved_by(after, mechanism, *read).reshape(_at(trace, 0).shape)
+    return moved_by(after, mechanism, trace.read_by(layer), *read).reshape(_at(trace, 0).shape)
 
 
 def altered(trace: Trace | Traces, layer: int, step: Step, own: Cloud) -> list[Cloud]:
@@ -296,11 +296,11 @@ def altered(trace: Trace | Traces, layer: int, step: Step, own: Cloud) -> list[C
     free, nowhere = replace(mechanism, mask=NoMask()), replace(mechanism, position=NoPosition())
     x, given = exact(trace.read_by(layer)), [trace.view.as_read(part) for part in step.read()]
     return [
-        own if mechanism.mask.forbids_nothing else moved_by(heads, free.under(hidden), *given).reshape(own.shape),
+        own if mechanism.mask.forbids_nothing else moved_by(heads, free.under(hidden), x, *given).reshape(own.shape),
         _normed(step, trace, layer, x, own),
         own
         if mechanism.position.nowhere
-        else moved_by(heads, nowhere.under(unseen(trace, layer)), *given).reshape(own.shape),
+        else moved_by(heads, nowhere.under(unseen(trace, layer)), x, *given).reshape(own.shape),
         exact(_at(trace, end_of(trace, layer))) - x,
     ]
 
@@ -313,9 +313,9 @@ def _normed(step: Step, trace: Trace | Traces, layer: int, x: Cloud, own: Cloud)
     return step.field.heads.norm.hat(x + own) - step.hat
 
 
-def moved_by(heads: Heads, mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "b n d"]:
+def moved_by(heads: Heads, mechanism: Mechanism, x: Cloud, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "b n d"]:
     """What the attention of a layer adds to clouds when its weights are computed by `mechanism`."""
-    out = mechanism.attend(q, k, v).transpose(1, 2).flatten(2)
+    out = heads.gated(mechanism.attend(q, k, v), x).transpose(1, 2).flatten(2)
     total = product(out, heads.W_O.flatten(0, 1)) + (0 if heads.b_O is None else heads.b_O)
     if heads.after is None:
         return total

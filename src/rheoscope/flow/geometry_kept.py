@@ -10,6 +10,7 @@ from torch import Tensor
 from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.attention.lower.kernels.offer import TRITON
 from rheoscope.flow.cloud import clouds, placed, points_of
+from rheoscope.flow.head_motion import kept_outputs, lengths_and_products
 from rheoscope.flow.token_pairs import Pairs, drawn_pairs, every_pair, sampling_error
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -154,18 +155,32 @@ def erasures(trace: Trace | Traces, there: There) -> dict[str, Tensor]:
     def way(start: int, end: int) -> Float[Tensor, "*b n d"]:
         return kept_rows(difference(exact(points[..., end, :, :]), exact(points[..., start, :, :]), dtype), there)
 
-    heads, mlps = [], []
-    for layer in range(trace.view.layers):
+    layers, again, sizes = range(trace.view.layers), [], []
+    for layer in layers:
         tick(layer, trace.view.layers)
-        made, end = trace.carried(layer), mlp_at(trace, layer)
-        later, wrote = way(trace.middle[layer], -1), way(end - 1, end)
-        heads.append(share(made.along(later).sum(-1), kept(made.squares(), there).sum(-1)))
-        again, size = (
-            (wrote * way(end, -1)).sum((-2, -1), dtype=sums),
-            torch.linalg.vector_norm(wrote, dim=(-2, -1), dtype=sums),
-        )
-        mlps.append(share(again, size.square()))
-    return {"erasure": torch.stack(heads, -2), "erasure_mlp": torch.stack(mlps, -1)}
+        end = mlp_at(trace, layer)
+        wrote = way(end - 1, end)
+        again.append((wrote * way(end, -1)).sum((-2, -1), dtype=sums))
+        sizes.append(torch.linalg.vector_norm(wrote, dim=(-2, -1), dtype=sums))
+    along, squares = of_heads(trace, (way(trace.middle[layer], -1) for layer in layers), there)
+    mlps = share(torch.stack(again, -1), torch.stack(sizes, -1).square())
+    return {"erasure": share(along, squares), "erasure_mlp": mlps}
+
+
+def of_heads(
+    trace: Trace | Traces, later: Iterable[Float[Tensor, "*b n d"]], there: There
+) -> tuple[Float[Tensor, "*b layer h"], Float[Tensor, "*b layer h"]]:
+    """Σ ⟨Δ_h, later⟩ and Σ ‖Δ_h‖² over tokens, of every head; `later` is 0 where a token does not count."""
+    given = kept_outputs(trace)
+    if given is not None:
+        length, along = lengths_and_products(trace.view, given, later)
+        return along.sum(-1).movedim(0, -2), kept(length.square().movedim(0, -3), there).sum(-1)
+    each = [
+        (made.along(way).sum(-1), kept(made.squares(), there).sum(-1))
+        for made, way in zip(map(trace.carried, range(trace.view.layers)), later, strict=True)
+    ]
+    along, squares = (torch.stack(part, -2) for part in zip(*each, strict=True))
+    return along, squares
 
 
 def mantel(a: Float[Tensor, "*p b 2"], b: Float[Tensor, "*#p b 2"], n: Float[Tensor, " b"]) -> Float[Tensor, "*p b"]:

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.flow.cloud import clouds, placed
+from rheoscope.flow.head_motion import of_heads
 from rheoscope.flow.projection import on_plane, plane
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.carried import Carried, dot
-from rheoscope.space.layer_by_layer import layer_by_layer
 from rheoscope.space.product import inner
-from rheoscope.space.share import exact, share
+from rheoscope.space.share import share
 from rheoscope.space.texts import There, kept, mean
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
@@ -132,6 +131,7 @@ def kernel(
     """
     speed, chords, turning, drawn = moves
     path, chord = speed.sum(-2), chords[..., -1, :]
+    last = slice(ends[0] - 1, None, ends[0] - starts[0])  # the last step of every layer: all have as many
     return {
         "speed": speed,
         "relative_speed": speed / length[..., :-1, :].clamp(min=1e-30),
@@ -141,9 +141,7 @@ def kernel(
         "straightness": share(chord, path),
         "straightness_null": share(speed.square().sum(-2).sqrt(), path),
         "straightness_flipped": mean(share(drawn, path[..., None, :]), there),
-        "straightness_so_far": share(
-            chords[..., [end - 1 for end in ends], :], speed.cumsum(-2)[..., [end - 1 for end in ends], :]
-        ),
+        "straightness_so_far": share(chords[..., last, :], speed.cumsum(-2)[..., last, :]),
         "attention_share": attention_share(kept(speed, there), starts, middles, ends),
     }
 
@@ -193,53 +191,6 @@ def of_plane(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
     return {"place": place, "place_share": place.square().mean((-3, -2))}
 
 
-def of_heads(
-    trace: Trace | Traces,
-    points: Float[Tensor, "*b p n d"],
-    moved: Float[Tensor, "*b n s d"] | None,
-    there: There = None,
-    rows: list[int] | None = None,
-) -> Float[Tensor, "2 *b layer h"]:
-    """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens.
-
-    As many layers together as a device holds: a GPU waits for each thing that it is asked.
-    """
-    found, layers = [], range(trace.view.layers)
-    some = max(1, numbers_at_once(points.device) // trace.carried(0).moved.numel())
-    for part in (layers[low : low + some] for low in range(0, len(layers), some)):
-        made = [trace.carried(layer) for layer in part]
-        made = made if rows is None or len(rows) == made[0].moved.shape[-2] else [one.at(rows) for one in made]
-        found.append(of_layers(made, whole_steps(trace, points, moved, part), there))
-    return torch.cat(found, -2)
-
-
-def whole_steps(
-    trace: Trace | Traces,
-    points: Float[Tensor, "*b p n d"],
-    moved: Float[Tensor, "*b n s d"] | None,
-    layers: Sequence[int],
-) -> Float[Tensor, "layer *b n d"]:
-    """What the attention of each layer does to the tokens as a whole."""
-    if moved is not None:
-        each = moved.shape[-2] // trace.view.layers  # steps of a layer; a slice copies nothing
-        return moved[..., trace.where[layers[0]] :: each, :].movedim(-2, 0)[: len(layers)]
-    ends = [(trace.middle[layer], trace.where[layer]) for layer in layers]
-    return torch.stack([exact(points[..., end, :, :]) - exact(points[..., start, :, :]) for end, start in ends])
-
-
-def of_layers(made: list[Carried], whole: Float[Tensor, "layer *b n d"], there: There) -> Float[Tensor, "2 *b layer h"]:
-    """The same of some layers side by side."""
-    moved = layer_by_layer([one.moved for one in made], beyond=0.0) if len(made) > 1 else made[0].moved[None]
-    write = layer_by_layer([one.write.mT for one in made], beyond=0.0).mT.to(moved.dtype)
-    inner_of_rows = (write @ write.mT).unflatten(0, (-1, *(1,) * (moved.ndim - 4)))
-    length = dot(moved @ inner_of_rows, moved).clamp(min=0).sqrt()
-    seen = (whole.to(moved.dtype).flatten(1, -2) @ write.flatten(1, 2).mT).unflatten(-1, write.shape[1:3])
-    seen = seen.unflatten(1, whole.shape[1:-1]).transpose(-3, -2)
-    far = torch.linalg.vector_norm(whole, dim=-1, dtype=length.dtype)[..., None, :]
-    cosine = share(dot(moved, seen), length * far)
-    return torch.stack([mean(x.movedim(0, -3), there) for x in (length, cosine)])
-
-
 def angles(moved: Float[Tensor, "*b s n d"]) -> Float[Tensor, "*b t n"]:
     """Between each displacement and the next, by atan2 of chords: exact near 0 and π too; 0 where a token rests."""
     unit = (one / one.norm(dim=-1, keepdim=True).clamp(min=1e-30) for one in moved.unbind(-3))
@@ -274,11 +225,9 @@ def _tokens_at_once(moved: Float[Tensor, "*b s n d"]) -> int:
 def attention_share(
     speed: Float[Tensor, "*b s n"], starts: Sequence[int], middles: Sequence[int], ends: Sequence[int]
 ) -> Float[Tensor, "*b layer"]:
-    """Σ‖Δ_attention‖ / (Σ‖Δ_attention‖ + Σ‖Δ_rest‖) of every layer."""
-    step = speed.sum(-1)
-    attention = torch.stack([step[..., a:m].sum(-1) for a, m in zip(starts, middles, strict=True)], -1)
-    whole = torch.stack([step[..., a:e].sum(-1) for a, e in zip(starts, ends, strict=True)], -1)
-    return share(attention, whole)
+    """Σ‖Δ_attention‖ / (Σ‖Δ_attention‖ + Σ‖Δ_rest‖) of every layer; all layers have the same steps."""
+    step = speed.sum(-1)[..., starts[0] : ends[-1]].unflatten(-1, (len(starts), -1))
+    return share(step[..., : middles[0] - starts[0]].sum(-1), step.sum(-1))
 
 
 TRAJECTORY = Analysis(

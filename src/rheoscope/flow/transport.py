@@ -1,34 +1,28 @@
 """Must tokens stay themselves, and where do they go? Exact optimal transport of the cloud from layer to layer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.flow.assigning import EXACT, Moved, OfText, all_moved, costs
 from rheoscope.flow.cloud import Clouds, clouds
 from rheoscope.flow.next_token import is_tied, next_type_share, sees_next, toward_next, toward_own
 from rheoscope.flow.sinkhorn import divergence
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.chance import permutations
-from rheoscope.space.cores import on_cores
-from rheoscope.space.pairs import distances, inner_products
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
 
-EXACT = 2048
-"""Tokens up to which the assignment is solved; a cost matrix of float64 has 32 MiB there."""
 FEW = 4
 """Draws where assignments are dear."""
-Cloud = Float[Tensor, "n d"]
 
 
 @torch.no_grad()
@@ -90,10 +84,41 @@ def transport(
         "word": ("token", seen.words),
         "stride": list(strides),
     }
-    values = kernel(points, strides, draws, min(between, draws), seed, progress)
+    (values,) = kernel([points], strides, draws, min(between, draws), seed, progress)
     values |= destinations(seen, values["partner"], draws, seed)
-    there = values if draws else {name: x for name, x in values.items() if "_null" not in name and "_drawn" not in name}
-    return TRANSPORT.answer(there, coords, attributes)
+    return TRANSPORT.answer(_drawn(values, draws), coords, attributes)
+
+
+def batch(
+    traces: Traces,
+    space: str = "raw",
+    grain: str = "layer",
+    strides: Sequence[int] | None = None,
+    draws: int = 100,
+    between: int = FEW,
+    seed: int = 0,
+    keep_massive: bool = False,
+) -> dict[str, Tensor]:
+    """The same of many texts, without what is said of single tokens: assignments of all of them share the cores."""
+    seen = [clouds(trace, space, grain, keep_massive, least=2) for trace in traces]
+    last = len(seen[0]) - 1
+    long = {one.points.shape[1] > EXACT for one in seen}
+    if len(long) > 1:
+        raise RheoscopeError(f"texts of up to {EXACT} tokens and longer ones are asked apart; type texts of one length")
+    draws = min(draws, FEW) if True in long else draws
+    strides = powers(last) if strides is None else _checked(strides, last)
+    each = kernel([one.points.double() for one in seen], strides, draws, min(between, draws), seed)
+    each = [
+        _drawn(values | destinations(one, values["partner"], draws, seed), draws)
+        for one, values in zip(seen, each, strict=True)
+    ]
+    of_texts = (name for name in each[0] if "token" not in TRANSPORT.fields[name].dims)
+    return {name: torch.stack([values[name] for values in each]).to(traces.points.device) for name in of_texts}
+
+
+def _drawn(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
+    """Without nulls where nothing was drawn."""
+    return values if draws else {name: x for name, x in values.items() if "_null" not in name and "_drawn" not in name}
 
 
 def next_words(trace: Trace) -> str:
@@ -120,106 +145,24 @@ def destinations(seen: Clouds, partner: Int[Tensor, " n"], draws: int, seed: int
 
 
 def kernel(
-    points: Float[Tensor, "p n d"],
+    texts: Sequence[OfText],
     strides: Sequence[int],
     draws: int,
     between: int,
     seed: int,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Tensor]:
-    """Every pair of clouds that lie a stride apart; an assignment is solved on the CPU, a pair on each core."""
-    last, moves = len(points) - 1, {}
+) -> list[dict[str, Tensor]]:
+    """Every pair of clouds that lie a stride apart, text by text; assignments are solved on the CPU, a pair on each core."""
+    last = len(texts[0]) - 1
     pairs = sorted(((stride, at) for stride in {*strides, last} for at in range(last - stride + 1)), reverse=True)
-
-    @torch.no_grad()
-    def of_pair(pair: tuple[int, int]) -> Moved:
-        stride, at = pair
-        return moved(points[at], points[at + stride], draws if stride == last else between, seed)
-
-    for done, (pair, found) in enumerate(zip(pairs, on_cores(of_pair, pairs), strict=True)):
-        moves[pair] = found
+    drawn = [draws if stride == last else between for stride, _ in pairs]
+    found = []
+    for one in all_moved(texts, [(at, at + stride) for stride, at in pairs], drawn, seed):
+        found.append(one)
         if progress is not None:
-            progress(done + 1, len(pairs))
-    return _values(points, moves, list(strides))
-
-
-@dataclass(frozen=True, eq=False)
-class Moved:
-    """What it takes to bring one cloud to another: numbers, the coupling of points and of directions, what draws gave."""
-
-    figures: dict[str, float]
-    coupling: Int[Tensor, " n"]
-    partner: Int[Tensor, " n"]
-    drawn: dict[str, list[float]]
-
-
-def moved(x: Cloud, y: Cloud, draws: int, seed: int) -> Moved:
-    """All numbers of one pair of clouds, with their nulls."""
-    identity, random, best, coupling = costs(x, y)
-    same, partner = equal_points(x), directed(x, y)
-    orders = permutations(len(x), draws, seed)
-    kappas, shares = (by_tables if len(x) <= EXACT else by_clouds)(x, y, orders, same)
-    figures = {
-        "identity_cost": identity,
-        "w2_squared": best,
-        "random_cost": random,
-        "kappa": kappa(identity, random, best),
-        "kappa_null": _mean(kappas),
-        "kappa_null_sd": _spread(kappas),
-        "identity_share": in_place(partner, same),
-        "identity_share_null": _mean(shares),
-        "identity_share_null_sd": _spread(shares),
-        "efficiency": best / identity if identity > 0 else 1.0,
-    }
-    return Moved(figures, coupling, partner, {"kappa": kappas, "identity_share": shares})
-
-
-def by_clouds(
-    x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"], same: Bool[Tensor, "n n"]
-) -> tuple[list[float], list[float]]:
-    """κ and identity share of the displacements in other orders, cloud by cloud."""
-    permuted = [x + (y - x)[order] for order in orders]
-    return [kappa(*costs(x, z)[:3]) for z in permuted], [in_place(directed(x, z), same) for z in permuted]
-
-
-def by_tables(
-    x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"], same: Bool[Tensor, "n n"]
-) -> tuple[list[float], list[float]]:
-    """The same from ⟨x_i, x_j⟩ and ⟨x_i, Δ_j⟩ alone: what a permutation can change of any cost is −2⟨x_i, z_j⟩, z = x + Δ_π."""
-    if not len(orders):
-        return [], []
-    shift = float((y.mean(0) - x.mean(0)).square().sum())
-    y, x = y - y.mean(0), x - x.mean(0)
-    by, rows = y - x, torch.arange(len(x))
-    points, steps, long = (x @ x.mT).cpu(), (x @ by.mT).cpu(), by.square().sum(-1).cpu()
-    here = points.diagonal()
-    kappas, shares = [], []
-    for order in orders:
-        table = points + steps[:, order]
-        there = (here + 2 * steps[rows, order] + long[order]).clamp(min=0)
-        stay, random = float(table.diagonal().mean()), float((here + there).mean()) + shift
-        most = max(float(table[rows, assignment(-table)].mean()), stay)
-        kappas.append(kappa(random - 2 * stay, random, random - 2 * most))
-        unit = table / (here[:, None] * there).sqrt().clamp(min=1e-60)
-        shares.append(float(same[rows, assignment(1 - unit)].double().mean()))
-    return kappas, shares
-
-
-def costs(x: Cloud, y: Cloud) -> tuple[float, float, float, Int[Tensor, " n"]]:
-    """Identity, random and least cost, summed in float64 over pairs, and the coupling of the least."""
-    best, coupling = least(x, y)
-    identity = float((y - x).square().sum(-1).mean())
-    spread = (x - x.mean(0)).square().sum(-1).mean() + (y - y.mean(0)).square().sum(-1).mean()
-    random = spread + (y.mean(0) - x.mean(0)).square().sum()
-    return identity, float(random), min(best, identity), coupling
-
-
-def least(x: Cloud, y: Cloud) -> tuple[float, Int[Tensor, " n"]]:
-    """W₂² and its coupling: exact up to `EXACT` tokens, the Sinkhorn divergence beyond."""
-    if len(x) > EXACT:
-        return divergence(x, y)
-    coupling = assignment(squared_distances(x, y))
-    return float((y[coupling.to(y.device)] - x).square().sum(-1).mean()), coupling
+            progress(len(found), len(pairs) * len(texts))
+    each = [found[at : at + len(pairs)] for at in range(0, len(found), len(pairs))]
+    return [_values(last, dict(zip(pairs, moves, strict=True)), list(strides)) for moves in each]
 
 
 def method(points: Float[Tensor, "p n d"], seed: int, part: int = 512) -> dict[str, Any]:
@@ -234,58 +177,6 @@ def method(points: Float[Tensor, "p n d"], seed: int, part: int = 512) -> dict[s
     return {"method": "sinkhorn", "error": max(errors, key=abs)}
 
 
-def squared_distances(x: Cloud, y: Cloud) -> Float[Tensor, "n m"]:
-    """‖y_j − x_i‖² of all pairs, both clouds seen from one centre so that little cancels."""
-    centre = x.mean(0)
-    x, y = x - centre, y - centre
-    return (x.square().sum(-1)[:, None] + y.square().sum(-1) - 2 * x @ y.mT).clamp(min=0)
-
-
-def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
-    """The permutation of least Σ C_iσ(i); the identity where it is as good as any."""
-    import lap
-
-    table = np.ascontiguousarray(cost.cpu().numpy())
-    columns = lap.lapjvr(table, return_cost=False, precision="float64")[1]
-    stay, best = float(np.trace(table)), float(table[np.arange(len(table)), columns].sum())
-    if stay - best <= 1e-12 * abs(best):
-        columns = np.arange(len(table))
-    return torch.as_tensor(np.asarray(columns, dtype=np.int64))
-
-
-def kappa(identity: float, random: float, best: float) -> float:
-    """1 where the clouds are points that cannot be told apart."""
-    return (random - identity) / (random - best) if random - best > 1e-12 * random else 1.0
-
-
-def directed(x: Cloud, y: Cloud) -> Int[Tensor, " n"]:
-    """The optimal coupling of directions, each cloud seen from its mean."""
-    return least(_directions(x), _directions(y))[1].cpu()
-
-
-def equal_points(x: Cloud) -> Bool[Tensor, "n n"]:
-    """Which tokens stand at one point, but for the rounding of float32: they are one type.
-
-    Equal points are equally far from the first one: pairs are held against each other only where that holds. A GPU has compared
-    all of them before it could be asked for one.
-    """
-    near = 1e-6 * x.norm(dim=-1).amax()
-    if x.device.type != "cpu":
-        return (distances(inner_products(x)) <= near).cpu()
-    line, order = (x - x[0]).norm(dim=-1).sort()
-    runs = order.tensor_split((line.diff() > 2 * near).nonzero()[:, 0].cpu() + 1)
-    same = torch.eye(len(x), dtype=torch.bool, device=x.device)
-    for some in runs:
-        if len(some) > 1:
-            same[some[:, None], some] = distances(inner_products(x[some])) <= near
-    return same.cpu()
-
-
-def in_place(partner: Int[Tensor, " n"], same: Bool[Tensor, "n n"]) -> float:
-    """The share of tokens that a coupling sends to a token of their own type."""
-    return float(same[torch.arange(len(partner)), partner].double().mean())
-
-
 def powers(layers: int) -> list[int]:
     """1, 2, 4, … and the whole way.
 
@@ -295,15 +186,7 @@ def powers(layers: int) -> list[int]:
     return sorted({layers, *(2**k for k in range(layers.bit_length()) if 2**k <= layers)})
 
 
-def _directions(x: Cloud) -> Cloud:
-    centred = x - x.mean(0)
-    return centred / centred.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-
-
-def _values(
-    points: Float[Tensor, "p n d"], moves: dict[tuple[int, int], Moved], strides: list[int]
-) -> dict[str, Tensor]:
-    last = len(points) - 1
+def _values(last: int, moves: dict[tuple[int, int], Moved], strides: list[int]) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
     for name in OF_PAIR:
         table = torch.full((len(strides), last), float("nan"), dtype=torch.float64)
@@ -328,14 +211,6 @@ def _checked(strides: Sequence[int], last: int) -> list[int]:
             f"strides are whole numbers from 1 to {last}, 1 among them, got {came}; type strides=[1, {last}]"
         )
     return sorted(set(strides))
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
-
-
-def _spread(values: list[float]) -> float:
-    return stdev(values) if len(values) > 1 else float("nan")
 
 
 OF_PAIR: dict[str, Field] = {
@@ -407,6 +282,7 @@ TRANSPORT = Analysis(
     name="transport",
     question="Must tokens stay themselves, and do they go to what comes next?",
     ask=transport,
+    batch=batch,
     needs="trace",
     fields=OF_PAIR
     | OF_WHOLE_WAY

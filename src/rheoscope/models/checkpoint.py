@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from rheoscope.files import write_file
 from rheoscope.models.config import Config
-from rheoscope.models.transformer import Transformer, Translator, build
+from rheoscope.models.transformer import Transformer, Translator, architecture, build
 from rheoscope.models.vocabulary import load_tokenizer
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.stages import Progress
@@ -123,7 +123,7 @@ def opened(
         wanted = torch.float32 if wanted == "auto" else wanted
     else:
         with Undrawn():
-            network = build(config)
+            network = architecture(config)
         found = fill(network, directory, progress)
         wanted = found if wanted == "auto" else wanted
     return placed(network, place, wanted, TABLES).eval(), _tokenizer(directory, config)

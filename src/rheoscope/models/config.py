@@ -18,7 +18,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "norm": ("rms", "layer", "none"),
     "placement": ("pre", "post"),
     "ffn": ("swiglu", "gelu", "relu"),
-}
+    "projection": (
+        "untied", "tied", "tied_no_diagonal", "tied_positional", "symmetric_skew", "psd_skew", "isometric",
+        "identity_queries", "shared_kv", "gated",
+    ),
+    "start": ("usual", "symmetric", "mimetic"),
+}  # fmt: skip
 
 Allowed = tuple[Callable[[Any], bool], str, str]
 """Whether a value will do, what is wanted, and what to type."""
@@ -65,7 +70,8 @@ class Config:
     (d_v, as d_k where it is not given), `hidden` the width inside the FFN, `context` the longest text,
     `mechanism` and `options` a row of the zoo, `branch` a factor on everything a block adds (the depth scaling of shaped
     attention), `scaled_embedding` multiplies embeddings by √width (2017). `dropout` is on what is added to the stream,
-    `attention_dropout` on the weights of a softmax.
+    `attention_dropout` on the weights of a softmax. `projection` says how queries, keys and values of self attention come from
+    tokens (`projections.py`), `start` what weights are before the first step (`starts.py`).
 
     >>> Config(vocabulary=256, width=64, heads=4).head_width
     16
@@ -95,6 +101,8 @@ class Config:
     attention_dropout: float = 0.0
     eps: float = 1e-5
     base: float = 10000.0
+    projection: str = "untied"
+    start: str = "usual"
 
     def __post_init__(self) -> None:
         filled = {
@@ -153,7 +161,8 @@ class Config:
         """What of it decides which function the weights are: fields at their defaults and those of training left out."""
         fixed = {one.name: one.default for one in fields(self)} | {"options": {}, "value_width": self.head_width}
         told = {name: value for name, value in asdict(self).items() if value != fixed[name]}
-        return json.dumps({name: value for name, value in told.items() if not name.endswith("dropout")}, sort_keys=True)
+        of_training = {"dropout", "attention_dropout", "start"}
+        return json.dumps({name: told[name] for name in told.keys() - of_training}, sort_keys=True)
 
     @staticmethod
     def of(told: dict[str, Any]) -> "Config":

@@ -2,7 +2,7 @@
 
 A Translator is described as two of them, linked by cross attention.
 
-W_Q, W_K, W_V    rows of the fused projection        W_O, b_O    the output projection, times `branch`
+W_Q, W_K, W_V    what the projection does to the axes        W_O, b_O    the output projection, times `branch`
 mechanism        the module's own, with its mask, and its position where that stands between tokens
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.models.config import Config
+from rheoscope.models.projections import Factors, apart
 from rheoscope.models.running import Trained, Translating
 from rheoscope.models.transformer import (
     Block,
@@ -23,7 +24,6 @@ from rheoscope.models.transformer import (
     SelfAttention,
     Stack,
     Translator,
-    apart,
 )
 from rheoscope.space.crossing import Crossing
 from rheoscope.space.half_precision import in_float32, words_in_float32
@@ -34,8 +34,6 @@ from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_ta
 from rheoscope.space.view import View
 from rheoscope.space.weights import check_weights, fingerprint
 
-Rows = list[tuple[Tensor, Tensor | None]]
-"""Weights (g, d, k) and biases (g, k) of queries, of keys and of values."""
 Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -93,6 +91,7 @@ def describe(stack: Stack, memory: Norm | None = None) -> Description:
         layers=taps_of(blocks, stack.config, memory is not None),
         blocks=tuple(heads(block, stack) for block in blocks),
         attentions=tuple(block.attention for block in blocks),
+        projections=tuple(block.attention.write for block in blocks),
         mlps=tuple(partial(mlp, block) for block in blocks),
         embed=stack.embed,
         final_norm=norm_of(stack.norm),
@@ -123,9 +122,17 @@ def _cross_taps(layer: int, block: Any) -> tuple[Tap, ...]:
 def heads(block: Any, stack: Any) -> Heads:
     """The heads of self attention of a block."""
     attention: SelfAttention = block.attention
-    key, value = attention.head_width, attention.value_width
-    rows = per_head(attention.read, (attention.heads, key), (attention.kv_heads, key), (attention.kv_heads, value))
-    return _heads(block, attention, rows, mechanism_of(attention, stack), attention.project, block.norm_attention)
+    factors, mechanism = attention.projection.factors(attention.read), mechanism_of(attention, stack)
+    made = _heads(block, attention.write, factors, mechanism, attention.project, block.norm_attention)
+    gated = attention.gate(factors[0][0].new_zeros(1, 1, stack.config.width)) is not None
+    return replace(made, gate=partial(gates, attention, made.norm)) if gated else made
+
+
+def gates(attention: SelfAttention, norm: Norm, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n 1"]:
+    """What multiplies the outputs of gated heads, from the stream."""
+    found = attention.gate(norm.own(x))
+    assert found is not None
+    return found
 
 
 def cross_heads(block: Any) -> Heads:
@@ -133,7 +140,7 @@ def cross_heads(block: Any) -> Heads:
     cross: CrossAttention = block.cross
     asking = per_head(cross.ask, (cross.heads, cross.head_width))
     rows = asking + per_head(cross.read, (cross.kv_heads, cross.head_width), (cross.kv_heads, cross.value_width))
-    return _heads(block, cross, rows, cross.mechanism.current(), partial(projected, cross), block.norm_cross)
+    return _heads(block, cross.write, rows, cross.mechanism.current(), partial(projected, cross), block.norm_cross)
 
 
 def projected(cross: CrossAttention, u: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,7 +148,7 @@ def projected(cross: CrossAttention, u: Float[Tensor, "b n d"]) -> tuple[Tensor,
     return apart(cross.ask(u), cross.head_width), *cross.remember(u)
 
 
-def per_head(read: nn.Linear, *parts: tuple[int, int]) -> Rows:
+def per_head(read: nn.Linear, *parts: tuple[int, int]) -> Factors:
     """The weights (g, d, k) and biases (g, k) of queries, keys or values that one projection holds, one after another.
 
     `parts` are the number of heads and their width for each of them.
@@ -154,21 +161,23 @@ def per_head(read: nn.Linear, *parts: tuple[int, int]) -> Rows:
     ]
 
 
-def _heads(block: Any, attention: Any, rows: Rows, mechanism: Mechanism, project: Project, norm: nn.Module) -> Heads:
+def _heads(
+    block: Any, write: nn.Linear, rows: Factors, mechanism: Mechanism, project: Project, norm: nn.Module
+) -> Heads:
     """Heads from their parts; what `branch` multiplies is folded into W_O and b_O."""
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = rows
     return Heads(
         W_Q,
         W_K,
         W_V,
-        _scaled(attention.write.weight.T.unflatten(0, (attention.heads, -1)), block.branch),
+        _scaled(write.weight.T.unflatten(0, (len(W_Q), -1)), block.branch),
         scale_of(mechanism, W_Q),
         mechanism,
         project,
         b_Q,
         b_K,
         b_V,
-        None if attention.write.bias is None else _scaled(attention.write.bias, block.branch),
+        None if write.bias is None else _scaled(write.bias, block.branch),
         norm_of(norm) if block.pre else Norm(),
     )
 

@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from rheoscope.files import write_file
 from rheoscope.models import checkpoint
 from rheoscope.models.config import Config
+from rheoscope.models.recipes import Recipe
 from rheoscope.shapes import RheoscopeError
 
 LAST, BEFORE, PARTIAL = "last", "before", ".partial"
@@ -174,14 +175,18 @@ def same_run(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: 
 
 
 def same_recipe(out: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to go on with another recipe than the one that is held, by the first setting that differs."""
+    """Refuse to go on with another recipe than the one that is held, by the first setting that differs.
+
+    A setting that a run did not know yet is at its default in it.
+    """
     now = json.loads(json.dumps(now))
-    for before, after in ((held, now), (held["config"], now["config"])):
+    for kind, before, after in ((Recipe, held, now), (Config, held["config"], now["config"])):
+        usual = {one.name: one.default for one in fields(kind)}
         for name in sorted((set(before) | set(after)) - {"config", "steps", EXTENDED}):
-            if before.get(name) != after.get(name):
+            was, will = before.get(name, usual.get(name)), after.get(name)
+            if was != will:
                 raise RheoscopeError(
-                    f"{out} holds a run with {name}={before.get(name)}, now {name}={after.get(name)}; "
-                    "type the same recipe, or another --out"
+                    f"{out} holds a run with {name}={was}, now {name}={will}; type the same recipe, or another --out"
                 )
 
 

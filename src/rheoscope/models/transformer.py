@@ -25,6 +25,8 @@ from rheoscope.attention.position import Position, Turn
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
 from rheoscope.models.places import PLACES
+from rheoscope.models.projections import PROJECTIONS, Projection, apart, sizes
+from rheoscope.models.starts import STARTS, Drawn
 from rheoscope.shapes import RheoscopeError
 
 Ids = Int[Tensor, "b n"]
@@ -94,7 +96,18 @@ class Translator(nn.Module):
 
 
 def build(config: Config) -> "Transformer | Translator":
-    """The module that a config describes."""
+    """The module that a config describes, at its start."""
+    model = architecture(config)
+    start = STARTS[config.start]
+    with torch.no_grad():
+        for one in model.modules():
+            if isinstance(one, SelfAttention):
+                start(Drawn(one.projection, one.read.weight, one.write.weight))
+    return model
+
+
+def architecture(config: Config) -> "Transformer | Translator":
+    """The same as its modules draw it, for weights that are put in afterwards."""
     return Translator(config) if config.form == "encoder-decoder" else Transformer(config)
 
 
@@ -174,7 +187,7 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Every token asks, every permitted token answers; queries, keys and values come from one fused projection.
+    """Every token asks, every permitted token answers; one fused linear map reads all that its `projection` needs.
 
     The causal mask is part of the mechanism from the start: a mechanism put together inside a forward breaks the graph
     of `torch.compile` (torch 2.11).
@@ -182,12 +195,12 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: Config, causal: bool) -> None:
         super().__init__()
-        self.heads, self.kv_heads = config.heads, config.kv_heads
-        self.head_width, self.value_width = config.head_width, config.value_width
-        of_key = self.head_width + self.value_width
-        self.read = Linear(config.width, self.heads * self.head_width + self.kv_heads * of_key, bias=config.bias)
-        self.write = Linear(self.heads * self.value_width, config.width, bias=config.bias)
-        self.mechanism = Attention(config.attention().under(as_mask("causal" if causal else None)))
+        self.projection: Projection = PROJECTIONS[config.projection](config)
+        self.read = Linear(config.width, sum(sizes(self.projection.whole)), bias=config.bias)
+        self.projection.keep_rows(self.read)
+        self.write = Linear(config.heads * config.value_width, config.width, bias=config.bias)
+        mask = as_mask("causal" if causal else None) & self.projection.mask
+        self.mechanism = Attention(config.attention().under(mask))
         self.dropped = config.attention_dropout
 
     def forward(
@@ -198,22 +211,21 @@ class SelfAttention(nn.Module):
         position: Position | None = None,
         cache: Cache | None = None,
     ) -> Cloud:
-        q, k, v = self.project(u, turn)
+        rows = self.projection.rows(self.read, u)
+        q, k, v = self.projection.heads(rows, u, turn)
         if cache is not None:
             k, v = cache.extend(k, v)
         mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
-        return self.write(attend(mechanism, q, k, v, real, position).transpose(1, 2).flatten(2))
+        out, gate = attend(mechanism, q, k, v, real, position), self.projection.gate(rows)
+        return self.write((out if gate is None else out * gate).transpose(1, 2).flatten(2))
 
     def project(self, u: Cloud, turn: Turn | None = None) -> tuple[PerHead, Answering, Answers]:
-        """q, k, v; before positions, or with q and k turned (together: half the calls)."""
-        rows, asking, answering = self.read(u), self.heads * self.head_width, self.kv_heads * self.head_width
-        told = self.kv_heads * self.value_width
-        if turn is None:  # split before heads are told apart: the gradient is put together in one piece
-            q, k, v = rows.split((asking, answering, told), dim=-1)
-            return apart(q, self.head_width), apart(k, self.head_width), apart(v, self.value_width)
-        asked, v = rows.split((asking + answering, told), dim=-1)
-        q, k = turn(apart(asked, self.head_width)).split((self.heads, self.kv_heads), dim=1)
-        return q, k, apart(v, self.value_width)
+        """q, k, v; before positions, or with q and k turned."""
+        return self.projection.heads(self.projection.rows(self.read, u), u, turn)
+
+    def gate(self, u: Cloud) -> Float[Tensor, "b h n 1"] | None:
+        """What multiplies the outputs of heads, if anything does."""
+        return self.projection.gate(self.projection.rows(self.read, u))
 
 
 class CrossAttention(nn.Module):
@@ -238,11 +250,6 @@ class CrossAttention(nn.Module):
         widths = self.kv_heads * self.head_width, self.kv_heads * self.value_width
         k, v = self.read(memory).split(widths, dim=-1)
         return apart(k, self.head_width), apart(v, self.value_width)
-
-
-def apart(rows: Float[Tensor, "b n hk"], width: int) -> Answering:
-    """Heads of this width, which lie side by side in every row, told apart."""
-    return rows.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
 def attend(

@@ -1,5 +1,6 @@
 """A pretrained model as a Model of Rheoscope: Hugging Face computes, plain hooks show the points."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,10 @@ class Pretrained(Running):
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text)["input_ids"]
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        asked = {"return_attention_mask": False, "return_token_type_ids": False}  # half of its time
+        return self.tokenizer(list(texts), **asked)["input_ids"] if texts else []
 
     def decode(self, token: int) -> str:
         return self.tokenizer.decode([token])

@@ -75,8 +75,20 @@ def part(model: Running, said: str, first: int | None) -> Text:
 
 def around(model: Running, ids: list[int]) -> tuple[list[int], list[int], list[int]]:
     """The ids of a text as what the tokenizer puts before any text, the text's own, and what it puts after."""
-    before, after = _around(model, ids)
-    return before, ids[len(before) : len(ids) - len(after)], after
+    return between(model.encode(""), ids)
+
+
+def between(bare: list[int], ids: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """The same, where `bare` are the ids of no text at all.
+
+    >>> between([1, 2], [1, 7, 8, 2])
+    ([1], [7, 8], [2])
+    """
+    before = next(
+        (at for at, (one, own) in enumerate(zip(bare, ids, strict=False)) if one != own), min(len(bare), len(ids))
+    )
+    after = bare[before:] if ids[len(ids) - len(bare) + before :] == bare[before:] else []
+    return bare[:before], ids[before : len(ids) - len(after)], after
 
 
 def _parts(inner: list[int], own: int, count: int) -> list[list[int]]:
@@ -108,13 +120,3 @@ def _too_long(count: int, whole: bool, said: str, longest: int, pieces: bool) ->
     has = f"{count:,} tokens" if whole else f"{size_of(len(said))}, more than {longest:,} tokens"
     in_pieces = f", or --window {min(512, longest)} to analyse all of it in pieces" if pieces else ""
     return f"the text has {has}, the model reads at most {longest:,}; type --first {longest}{in_pieces}"
-
-
-def _around(model: Running, ids: list[int]) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after any text."""
-    bare = model.encode("")
-    before = next(
-        (at for at, (one, own) in enumerate(zip(bare, ids, strict=False)) if one != own), min(len(bare), len(ids))
-    )
-    after = bare[before:]
-    return bare[:before], after if ids[len(ids) - len(after) :] == after else []

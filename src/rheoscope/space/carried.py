@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.attention.mechanism import Mechanism
 from rheoscope.space.product import product
 from rheoscope.space.share import exact
 
@@ -55,3 +56,21 @@ class Carried:
 def dot(a: Float[Tensor, "*b e"], b: Float[Tensor, "*b e"]) -> Float[Tensor, "*b"]:
     """⟨a, b⟩, in float32 or better."""
     return torch.linalg.vecdot(a, b) if a.dtype.itemsize >= 4 else (a * b).sum(-1, dtype=torch.float32)
+
+
+def apart(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, constant: Float[Tensor, "h e"] | None
+) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "#b h m e"]]:
+    """sum_j alpha_ij v_j of every head in two parts: of the tokens, and of what every value has in common.
+
+    The second has one row where it is the same for all tokens: where weights sum to 1, or where it is nothing.
+    """
+    whole = mechanism.attend(q, k, v)
+    if constant is None or not mechanism.value.identity:
+        return whole, exact(torch.zeros_like(whole[..., :1, :]))
+    if mechanism.normaliser.sums_to_one:
+        common = constant[None, :, None]
+    else:
+        every = constant[None, :, None].expand(len(q), q.shape[1], k.shape[2], -1).to(v.dtype)
+        common = mechanism.attend(q, k, every)
+    return whole - common.to(whole.dtype), exact(common)

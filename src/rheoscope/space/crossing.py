@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.space.carried import Carried
-from rheoscope.space.head import Heads, Norm, Relevance, apart, of_head
+from rheoscope.space.carried import Carried, apart
+from rheoscope.space.head import Heads, Norm, Relevance, of_head
 from rheoscope.space.operator import Factored
 
 Target = Float[Tensor, "t d"]

@@ -83,6 +83,7 @@ def _heads(heads: Heads, dtype: torch.dtype) -> Heads:
         heads,
         mechanism=_mechanism(heads.mechanism),
         project=project,
+        gate=None if heads.gate is None else outside(heads.gate, dtype),
         **matrices,
         **norms,
     )

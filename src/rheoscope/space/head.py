@@ -17,17 +17,16 @@ from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, positions, scores
 from rheoscope.attention.feature import Feature
-from rheoscope.attention.lower.statistics import weight_statistics
+from rheoscope.attention.lower.statistics import statistics
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Placing, rotation_of
 from rheoscope.cards import card
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.carried import Carried
+from rheoscope.space.carried import Carried, apart
 from rheoscope.space.decomposed import svdvals
 from rheoscope.space.operator import Factored
 from rheoscope.space.product import product
-from rheoscope.space.share import exact
 from rheoscope.space.transposed import transposed
 
 Cloud = Float[Tensor, "n d"]
@@ -138,7 +137,8 @@ class Heads:
     """All heads of one layer, described by the family, in the model's own tensors (views; float32 copies of those in half precision).
 
     `project(u)` are the model's own projections (biases and QK-norm included, rotation not); the matrices beside it say
-    the same as operators, and loading proves that both agree.
+    the same as operators, and loading proves that both agree. `gate(x)`, where there is one, are the numbers g_h(x_i) that
+    multiply what a head takes to a token: Δ_h(x_i) = g_h(x_i) Σ_j α_ij (x̂_j F_h + b-terms).
     """
 
     W_Q: Float[Tensor, "h d k"]
@@ -156,6 +156,7 @@ class Heads:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     after: Norm | None = None
+    gate: Callable[[Float[Tensor, "b n d"]], Float[Tensor, "b h n 1"]] | None = None
 
     def __repr__(self) -> str:
         h, d, k = self.W_Q.shape
@@ -245,13 +246,23 @@ class Heads:
         return self.mechanism.weights(q, k)[0]
 
     def outputs(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b h n e"]:
-        """sum_j alpha_ij v_j of every head, on the fastest exact lowering; `mask` forbids keys besides."""
+        """sum_j alpha_ij v_j of every head, before a gate, on the fastest exact lowering; `mask` forbids keys besides."""
         found = self.mechanism.attend(*self.read(x), mask)
         return found if x.ndim == 3 else found[0]
 
+    def gated(
+        self, out: Float[Tensor, "*b c n e"], x: Float[Tensor, "*texts n d"], some: list[int] | None = None
+    ) -> Float[Tensor, "*b c n e"]:
+        """Outputs of heads (of some), or what stands in their place, as they are written: times the gate of every token, if any."""
+        if self.gate is None:
+            return out
+        gate = self.gate(x.reshape(-1, *x.shape[-2:])).to(out.dtype)
+        gate = gate if some is None else gate[:, some]
+        return out * (gate if out.ndim == 4 else gate[0])
+
     def added(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b n d"]:
         """All that attention adds to a cloud, heads and constants, through the norm after attention where there is one."""
-        outputs = self.outputs(x, mask).transpose(-3, -2).flatten(-2)
+        outputs = self.gated(self.outputs(x, mask), x).transpose(-3, -2).flatten(-2)
         total = self._with_bias(outputs @ self.W_O.to(outputs.dtype).flatten(0, 1))
         return total if self.after is None else self.after.own(total)
 
@@ -260,12 +271,12 @@ class Heads:
     ) -> dict[str, Float[Tensor, "*b h n"]]:
         """What the weights of every head are like, row by row, in O(n) memory; 0 beyond the length of a text."""
         q, k, _ = self.read(x)
-        found = weight_statistics(self.mechanism, q, k, lengths=lengths)
+        found = statistics(self.mechanism, q, k, lengths=lengths)
         return found if x.ndim == 3 else {name: part[0] for name, part in found.items()}
 
     def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
         """Delta_h of every head: they add up, with `bias(x)`, to what attention did to the cloud."""
-        moved = self.outputs(x) @ self.W_O
+        moved = self.gated(self.outputs(x), x) @ self.W_O
         return moved if self.after is None else moved * self.after_scale(self._with_bias(moved.sum(0)))
 
     def bias(self, x: Cloud) -> Float[Tensor, "n d"]:
@@ -273,7 +284,7 @@ class Heads:
         bias = self._with_bias(torch.zeros_like(x))
         if self.after is None:
             return bias
-        scale = self.after_scale(self._with_bias((self.outputs(x) @ self.W_O).sum(0)))
+        scale = self.after_scale(self._with_bias((self.gated(self.outputs(x), x) @ self.W_O).sum(0)))
         return bias * scale + (0 if self.after.bias is None else self.after.bias)
 
     def carried(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Carried:
@@ -283,6 +294,8 @@ class Heads:
         from the other heads. `mask` forbids keys besides: padding, where texts stand side by side.
         """
         tokens, constant = apart(self.mechanism.under(mask), *self.read(x), self.value_bias)
+        tokens = self.gated(tokens, x)
+        constant = constant if self.gate is None else self.gated(constant.expand(*tokens.shape[:3], -1), x)
         return self.as_carried(tokens, constant) if x.ndim == 3 else self.as_carried(tokens[0], constant[0])
 
     def as_carried(self, tokens: Float[Tensor, "*b h n e"], constant: Float[Tensor, "*#b h m e"]) -> Carried:
@@ -392,24 +405,6 @@ def by_every_head(x: Float[Tensor, "*b n d"], A: Float[Tensor, "h d k"]) -> Floa
     torch.Size([5, 2, 4])
     """
     return product(x, A.mT.flatten(0, 1).mT).unflatten(-1, (len(A), -1)).transpose(-3, -2)
-
-
-def apart(
-    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, constant: Float[Tensor, "h e"] | None
-) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "#b h m e"]]:
-    """sum_j alpha_ij v_j of every head in two parts: of the tokens, and of what every value has in common.
-
-    The second has one row where it is the same for all tokens: where weights sum to 1, or where it is nothing.
-    """
-    whole = mechanism.attend(q, k, v)
-    if constant is None or not mechanism.value.identity:
-        return whole, exact(torch.zeros_like(whole[..., :1, :]))
-    if mechanism.normaliser.sums_to_one:
-        common = constant[None, :, None]
-    else:
-        every = constant[None, :, None].expand(len(q), q.shape[1], k.shape[2], -1).to(v.dtype)
-        common = mechanism.attend(q, k, every)
-    return whole - common.to(whole.dtype), exact(common)
 
 
 def of_head(mechanism: Mechanism, head: int) -> Mechanism:

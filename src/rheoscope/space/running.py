@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -21,7 +21,17 @@ from rheoscope.space.editing import for_one_run
 from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
 from rheoscope.space.share import exact
-from rheoscope.space.stream import Description, changing, check_given, gathering, keeping, resuming, taps, watching
+from rheoscope.space.stream import (
+    Description,
+    changing,
+    check_given,
+    gathering,
+    hearing,
+    keeping,
+    resuming,
+    taps,
+    watching,
+)
 from rheoscope.space.token_text import alone, as_bytes, in_a_text
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
@@ -72,6 +82,10 @@ class Running(ABC):
     def encode(self, text: str) -> list[int]:
         """Ids of a string, special tokens as the tokenizer adds them."""
 
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several strings."""
+        return [self.encode(text) for text in texts]
+
     @abstractmethod
     def decode(self, token: int) -> str:
         """One id as text, as the tokenizer gives it."""
@@ -106,21 +120,20 @@ class Running(ABC):
             self.changed(edit, hooks),
             fitting("a text of this length", "a shorter text, fewer texts, or device='cpu'"),
         ):
-            traces = self._traces(ids, texts, logits)
+            traces = self._traces(ids, texts, logits, heard=self.view.reads_half and not edit)
         return traces if many else traces[0]
 
     @torch.no_grad()
-    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool) -> Traces:
+    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool, heard: bool) -> Traces:
         ids, real = padded(batch, self.device)
-        points, found = room(self.description, ids), None
-        with watching(self.description, points):
+        points, outputs, found = room(self.description, ids), dict[int, Tensor](), None
+        with watching(self.description, points), hearing(self.description, outputs) if heard else nullcontext():
             if logits:
                 found = self.call(ids, real)
             else:
                 self.pass_through(ids, real)
-        return traced(
-            self.view, self.description, points, batch, [self.words_in_text(one) for one in batch], texts, found
-        )
+        words = [self.words_in_text(one) for one in batch]
+        return traced(self.view, self.description, points, batch, words, texts, found).with_outputs(outputs)
 
     def run(
         self,
@@ -219,9 +232,10 @@ class Running(ABC):
             raise RheoscopeError(
                 f"the text has {len(ids)} tokens, the model reads at most {longest}; type a shorter text"
             )
-        if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        least, most = (int(end) for end in ids.aminmax())
+        if least < 0 or most >= vocabulary:
             raise RheoscopeError(
-                f"token ids lie in 0 to {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}; type ids of this model"
+                f"token ids lie in 0 to {vocabulary - 1}, got {least} to {most}; type ids of this model"
             )
         return ids
 

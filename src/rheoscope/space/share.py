@@ -10,7 +10,8 @@ def share(part: Tensor, whole: Tensor) -> Tensor:
     >>> share(torch.tensor([1.0, 3.0]), torch.tensor([4.0, 0.0])).tolist()
     [0.25, 0.0]
     """
-    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0)
+    there = whole > 0
+    return torch.where(there, part / torch.where(there, whole, 1), 0)
 
 
 def exact(x: Tensor) -> Tensor:

@@ -13,10 +13,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.beside import beside
 from rheoscope.space.crossing import Crossing
 from rheoscope.space.head import Heads, Norm
 from rheoscope.space.hooks import Ask, asking
 from rheoscope.space.model import Hook, Hooks
+from rheoscope.space.outputs import told_by_outputs
 from rheoscope.space.share import exact
 from rheoscope.space.shared_change import Undo, set_method, shared_change
 from rheoscope.space.step import Step
@@ -43,7 +45,8 @@ class Description:
     """All that Rheoscope has to know of one model: five hook points and where the weights are.
 
     `layers[l]` are the taps of layer l in the order of the stream; `blocks`, `mlps` its operators; `attentions` the
-    modules that compute attention; `crossing` and `crosses` the same for cross attention, where there is any.
+    modules that compute attention, `projections` those that read what its heads give, side by side; `crossing` and `crosses`
+    the same for cross attention, where there is any.
     `into` and `out_of` map embeddings into E and E back to what the unembedding reads, where their widths differ.
     """
 
@@ -51,6 +54,7 @@ class Description:
     layers: tuple[tuple[Tap, ...], ...]
     blocks: tuple[Heads, ...]
     attentions: tuple[nn.Module, ...]
+    projections: tuple[nn.Module, ...]
     mlps: tuple[Callable[[Tensor], Tensor], ...]
     embed: nn.Embedding
     final_norm: Norm
@@ -101,15 +105,32 @@ def taps(description: Description) -> list[Tap]:
 
 @contextmanager
 def watching(description: Description, points: Float[Tensor, "b p n d"]) -> Iterator[None]:
-    """While the model runs, copy what passes each tap into `points`."""
-    with asking([looking(tap, partial(_keep, points, at, tap.added)) for at, tap in enumerate(taps(description))]):
-        yield
+    """While the model runs, copy what passes each tap into `points`; a GPU does it beside the model, which does not wait."""
+    with beside(points.device) as aside:
+        keeps = [aside(partial(_keep, points, at, tap.added)) for at, tap in enumerate(taps(description))]
+        with asking([looking(tap, keep) for tap, keep in zip(taps(description), keeps, strict=True)]):
+            yield
 
 
 def _keep(points: Tensor, at: int, added: bool, x: Tensor) -> None:
     points[:, at] = x.detach().reshape(points[:, at].shape)
     if added:
         points[:, at] += points[:, at - 1]
+
+
+@contextmanager
+def hearing(description: Description, outputs: dict[int, Float[Tensor, "b n he"]]) -> Iterator[None]:
+    """While the model runs, keep what the heads of each layer give, side by side; the tensors themselves, nothing is copied.
+
+    Layers whose heads cannot be told apart from their outputs alone are left out.
+    """
+    layers = [at for at, heads in enumerate(description.blocks) if told_by_outputs(heads)]
+    with asking([Ask(description.projections[at], "in", partial(_hear, outputs, at)) for at in layers]):
+        yield
+
+
+def _hear(outputs: dict[int, Tensor], layer: int, args: Any, kwargs: dict[str, Any]) -> None:
+    outputs[layer] = args[0].detach()
 
 
 @contextmanager

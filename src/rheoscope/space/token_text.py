@@ -8,6 +8,7 @@ drops the space, and gives � where the token holds a part of a character.
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import groupby
 
 MARKER = "▁"
 """SentencePiece's space."""
@@ -46,6 +47,16 @@ def in_a_text(tokens: Sequence[bytes]) -> list[str]:
     >>> in_a_text([b"\\xe4", b"\\xb8", b"\\xad", b"!", b"\\xff"])
     ['⟨e4⟩', '⟨b8⟩', '中', '!', '⟨ff⟩']
     """
+    told = [whole_text(token) or None for token in tokens]  # nearly all are, and no character reaches into such a one
+    for open_, run in groupby(range(len(tokens)), key=lambda at: told[at] is None) if None in told else ():
+        if open_:
+            places = list(run)
+            told[places[0] : places[-1] + 1] = _spread([tokens[at] for at in places])
+    return [one or "" for one in told]
+
+
+def _spread(tokens: Sequence[bytes]) -> list[str]:
+    """The same, byte by byte."""
     whole, owner = b"".join(tokens), [at for at, token in enumerate(tokens) for _ in token]
     told = [""] * len(tokens)
     for start, end, character in characters(whole):
@@ -61,7 +72,7 @@ def characters(whole: bytes) -> Iterator[tuple[int, int, str]]:
     """Every character of UTF-8 with where it begins and ends; a byte that belongs to none as itself."""
     start = 0
     while start < len(whole):
-        end = next((start + size for size in range(1, 5) if _is_text(whole[start : start + size])), None)
+        end = next((start + size for size in range(1, 5) if whole_text(whole[start : start + size]) is not None), None)
         yield (
             (start, start + 1, angles(whole[start : start + 1]))
             if end is None
@@ -70,12 +81,16 @@ def characters(whole: bytes) -> Iterator[tuple[int, int, str]]:
         start = end or start + 1
 
 
-def _is_text(some: bytes) -> bool:
+def whole_text(some: bytes) -> str | None:
+    """These bytes as text, None where they are not whole characters.
+
+    >>> whole_text(" 中".encode()), whole_text(b"\\xe4")
+    (' 中', None)
+    """
     try:
-        some.decode()
+        return some.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return None
 
 
 def angles(some: bytes) -> str:

@@ -1,6 +1,7 @@
 """A text as points of E: where every token is after every half-layer, and what each head did to it there."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.attention.border import check_finite
 from rheoscope.cards import card, cut
 from rheoscope.files import check_free, signature, write_file
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
+from rheoscope.space.outputs import carried_of
 from rheoscope.space.step import Step
 from rheoscope.space.view import View
 
@@ -23,7 +26,8 @@ class Trace:
     """One text: `points` (P, N, d) after every step, `steps` what they are, `tokens`, `ids`, `text`, `logits` when asked.
 
     Only points are kept, and what heads carried once an analysis has asked for it (half as large again). Scores, weights
-    and displacements are recomputed from the View when asked, so nothing of size L x H x N x N ever exists.
+    and displacements are recomputed from the View when asked, so nothing of size L x H x N x N ever exists. Where a model in half
+    precision runs on a GPU, what its heads gave is kept as it gave it (a quarter of the points), and not computed again.
 
     `where[l]` is the step that layer l reads, `middle[l]` the step after its attention. A step in `not_read` is no point
     that the model itself reads (the midpoint of a parallel block). `memory` (S, d) are the last points of the source that a
@@ -43,6 +47,7 @@ class Trace:
     facts: dict[str, Any] = field(default_factory=dict)
     memory: Float[Tensor, "s d"] | None = None
     _carried: dict[int, Carried] = field(default_factory=dict, init=False, repr=False)
+    _outputs: dict[int, Float[Tensor, "n he"]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -128,8 +133,20 @@ class Trace:
     def carried(self, layer: int) -> Carried:
         """What every head of a layer takes from the tokens, in factors; computed once, as several analyses need it."""
         if layer not in self._carried:
-            self._carried[layer] = self.view.heads_of(layer).carried(self.view.as_read(self.read_by(layer)))
+            heads, given = self.view.heads_of(layer), self.outputs(layer)
+            self._carried[layer] = (
+                heads.carried(self.view.as_read(self.read_by(layer))) if given is None else carried_of(heads, given)
+            )
         return self._carried[layer]
+
+    def with_outputs(self, outputs: Mapping[int, Float[Tensor, "n he"]]) -> "Trace":
+        """The same, which knows what the heads of some layers gave, side by side: they need not be computed again."""
+        self._outputs.update(outputs)
+        return self
+
+    def outputs(self, layer: int) -> Float[Tensor, "n he"] | None:
+        """What the heads of a layer gave, side by side, where the forward pass kept it."""
+        return self._outputs.get(layer)
 
     def parts(self, layer: int, rows: list[int] | None = None) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
         """What every head of a layer takes from the tokens, and all constants of its attention together.
@@ -142,6 +159,7 @@ class Trace:
     @torch.no_grad()
     def statistics(self, layer: int) -> dict[str, Tensor]:
         """Entropy, first-token mass, top weight, distance (h, n) and received mass of all heads, no map ever held."""
+        check_finite(points=self.read_by(layer))
         return self.view.heads_of(layer).statistics(self.read_by(layer))
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
 """Many texts as one value: every text a Trace, all of them in one padded tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
@@ -12,6 +12,7 @@ from torch import Tensor
 from rheoscope.attention.mask import Mask, Padding
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
+from rheoscope.space.outputs import carried_of
 from rheoscope.space.share import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
@@ -45,6 +46,7 @@ class Traces(Sequence[Trace]):
     logits: Float[Tensor, "b n vocabulary"] | None = None
     not_read: frozenset[Step] = frozenset()
     _carried: dict[int, Carried] = field(default_factory=dict, init=False, repr=False)
+    _outputs: dict[int, Float[Tensor, "b n he"]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -65,7 +67,7 @@ class Traces(Sequence[Trace]):
     def _some(self, at: slice) -> "Traces":
         if at.step is not None and at.step < 1:
             raise RheoscopeError(f"a slice of Traces goes forward, got a step of {at.step}; type list(traces)[::-1]")
-        return replace(
+        some = replace(
             self,
             points=self.points[at],
             ids=self.ids[at],
@@ -75,6 +77,16 @@ class Traces(Sequence[Trace]):
             texts=self.texts[at],
             logits=None if self.logits is None else self.logits[at],
         )
+        return some.with_outputs({layer: each[at] for layer, each in self._outputs.items()})
+
+    def with_outputs(self, outputs: Mapping[int, Float[Tensor, "b n he"]]) -> "Traces":
+        """The same, which knows what the heads of some layers gave, side by side: they need not be computed again."""
+        self._outputs.update(outputs)
+        return self
+
+    def outputs(self, layer: int) -> Float[Tensor, "b n he"] | None:
+        """What the heads of a layer gave, side by side, where the forward pass kept it."""
+        return self._outputs.get(layer)
 
     @staticmethod
     def of(trace: Trace) -> "Traces":
@@ -170,8 +182,12 @@ class Traces(Sequence[Trace]):
     def carried(self, layer: int) -> Carried:
         """What every head of a layer takes from the tokens, in factors; computed once, as several analyses need it."""
         if layer not in self._carried:
-            read = self.view.as_read(self.read_by(layer))
-            self._carried[layer] = self.view.heads_of(layer).carried(read, self.unseen(layer))
+            heads, given = self.view.heads_of(layer), self.outputs(layer)
+            self._carried[layer] = (
+                heads.carried(self.view.as_read(self.read_by(layer)), self.unseen(layer))
+                if given is None
+                else carried_of(heads, given)
+            )
         return self._carried[layer]
 
     @torch.no_grad()
@@ -182,6 +198,7 @@ class Traces(Sequence[Trace]):
         >>> rs.load().trace(["The keys to the cabinet", "A cat"]).statistics(0)["entropy"].shape[:2]
         torch.Size([2, 4])
         """
+        self.fewest(keep_massive=True)  # refuses what is no number, once for all layers
         read = self.view.as_read(self.read_by(layer))
         return self.view.heads_of(layer).statistics(read, None if self.unpadded else self.lengths)
 
@@ -191,7 +208,7 @@ class Traces(Sequence[Trace]):
         return tuple(self._one(at, n) for at, n in enumerate(self.lengths.tolist()))
 
     def _one(self, at: int, n: int) -> Trace:
-        return Trace(
+        own = Trace(
             view=self.view,
             points=self.points[at, :, :n],
             steps=self.steps,
@@ -204,3 +221,4 @@ class Traces(Sequence[Trace]):
             not_read=self.not_read,
             facts=dict(self.view.facts),
         )
+        return own.with_outputs({layer: each[at, :n] for layer, each in self._outputs.items()})

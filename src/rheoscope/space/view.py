@@ -94,6 +94,11 @@ class View:
         """
         return x.to(self.dtype) if x.is_cuda and self.dtype.itemsize < 4 else x
 
+    @property
+    def reads_half(self) -> bool:
+        """Whether `as_read` rounds."""
+        return self.as_read(self.embed[:0]).dtype.itemsize < 4
+
     @cached_property
     def unembed_as_read(self) -> Float[Tensor, "d wider"] | None:
         """The unembedding as products with what `as_read` gives take it: columns of 0 make their number a multiple of 64.

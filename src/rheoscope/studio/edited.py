@@ -229,14 +229,16 @@ def rewritten(
         new[:, change.silent, :, :e] = told.to(new)
     new, beside = (new, None) if then is None else then(x, q, k, v, mechanism, new)
     if new.shape[-1] > e:
-        more = written(own, heads[0], new)
+        more = written(own, heads[0], x, new)
         beside = more if beside is None else beside + more
     return new[..., :e], beside
 
 
-def written(own: Heads, heads: Heads, out: Float[Tensor, "b h n wide"]) -> Float[Tensor, "b n d"]:
+def written(
+    own: Heads, heads: Heads, x: Float[Tensor, "b n d"], out: Float[Tensor, "b h n wide"]
+) -> Float[Tensor, "b n d"]:
     """What further columns of values add to every token; a norm after attention gives it the scale that it gives to the others."""
-    e = own.W_O.shape[-2]
+    e, out = own.W_O.shape[-2], own.gated(out, x)
     moved = (out[..., e:] @ heads.W_O[:, e:]).sum(1)
     if own.after is None:
         return moved

@@ -15,8 +15,8 @@ def test_a_cpu_keeps_blocks_near_its_cores() -> None:
 def test_a_gpu_holds_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     free = 64 << 30
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free - (1 << 30), 80 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 << 30)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 << 30)
+    held = {f"{name}_bytes": {"all": {"current": size << 30}} for name, size in (("reserved", 3), ("allocated", 2))}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: held)
     gpu = torch.device("cuda", 0)
     assert numbers_at_once(gpu) == free // block_size.SHARE // 4
     assert numbers_in_cache(gpu) == block_size.BUSY < numbers_at_once(gpu)
@@ -25,6 +25,5 @@ def test_a_gpu_holds_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_full_gpu_still_gets_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 80 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: {})
     assert numbers_at_once(torch.device("cuda")) == 1 << 21

@@ -253,7 +253,8 @@ def test_on_a_cpu_other_lowerings_are_taken() -> None:
     q, k, v = (x.float() for x in inputs())
     assert "on the cpu" in made("sigmoid").explain(q, k, v).passed_over["kernels"]
     assert (
-        kernels.statistics(made("scaled_dot"), q, k, None) == "kernels run on a CUDA device, the tensors are on the cpu"
+        kernels.refuse_statistics(made("scaled_dot"), q, k)
+        == "kernels run on a CUDA device, the tensors are on the cpu"
     )
 
 

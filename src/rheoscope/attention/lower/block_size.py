@@ -17,6 +17,8 @@ BUSY = 1 << 26
 """Numbers with which a GPU is busy for milliseconds, a launch takes microseconds (256 MiB in float32)."""
 SHARE = 64
 """One part in so many of the free bytes of a GPU: the backward pass of a block holds several copies in float64 or less."""
+NOTHING = {"all": {"current": 0}}
+"""What torch has reserved of a GPU before it is first used."""
 LAYERS = 16
 """Layers that may each keep all their scores for the backward pass."""
 
@@ -62,5 +64,7 @@ def _fitting(device: torch.device, on_cpu: int) -> int:
         return on_cpu
     if torch.compiler.is_compiling():  # asking for memory would break a graph
         return COMPILED
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    held = torch.cuda.memory_stats_as_nested_dict(device)  # in one question: each takes as long as many launches
+    reserved, allocated = (held.get(f"{name}_bytes", NOTHING)["all"]["current"] for name in ("reserved", "allocated"))
+    free = torch.cuda.mem_get_info(device)[0] + reserved - allocated
     return max(on_cpu, free // SHARE // 4)

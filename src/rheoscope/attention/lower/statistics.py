@@ -12,9 +12,12 @@ from rheoscope.attention.definition import Definition, Masked
 from rheoscope.attention.feature import Identity
 from rheoscope.attention.lower.blocks import Block, walk
 from rheoscope.attention.lower.kernels import offer as kernels
+from rheoscope.attention.lower.plan import MOST, Call, call_of
 from rheoscope.attention.mask import Padding
+from rheoscope.attention.parameters import Structure
 from rheoscope.shapes import RheoscopeError
 
+REFUSALS: dict[tuple[Structure, Call], str] = {}
 PerRow = Float[Tensor, "b h m"]
 
 
@@ -72,19 +75,39 @@ def weight_statistics(
     >>> rs.weight_statistics(rs.mechanism("scaled_dot"), q, q, mask="causal")["first"]
     tensor([[[1.0000, 0.5000, 0.3333, 0.2500]]])
     """
-    mechanism = replace(mechanism.under(mask), value=Identity())
     check_finite(q=q, k=k)
-    check_call(mechanism, q, k, k)
-    if mechanism.domain.signed:
-        raise RheoscopeError(
-            f"{type(mechanism.normaliser).__name__} weights can be negative, so they have no entropy; "
-            "ask for its softmax part: mechanism('scaled_dot')"
-        )
-    if not of:
-        fast = kernels.statistics(mechanism, q, k, lengths)
-        if not isinstance(fast, str):
-            return fast
-    return walked(mechanism, q, k, PER_ROW | (of or {}), lengths)
+    return statistics(mechanism.under(mask), q, k, of, lengths)
+
+
+@torch.no_grad()
+def statistics(
+    mechanism: Definition,
+    q: Tensor,
+    k: Tensor,
+    of: dict[str, Callable[[Block], Tensor]] | None = None,
+    lengths: Int[Tensor, " b"] | None = None,
+) -> dict[str, Tensor]:
+    """As `weight_statistics`, without looking at every number first: for layers inside a model."""
+    mechanism = mechanism if mechanism.value.identity else replace(mechanism, value=Identity())
+    if refusal_of(mechanism, q, k) or of:
+        return walked(mechanism, q, k, PER_ROW | (of or {}), lengths)
+    return kernels.statistics(mechanism, q, k, lengths)
+
+
+def refusal_of(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    """Why a call goes block by block, nothing where the kernel takes it; checked and decided once for all calls of its kind."""
+    key = mechanism.structure, call_of(q, k, k)
+    if key not in REFUSALS:
+        check_call(mechanism, q, k, k)
+        if mechanism.domain.signed:
+            raise RheoscopeError(
+                f"{type(mechanism.normaliser).__name__} weights can be negative, so they have no entropy; "
+                "ask for its softmax part: mechanism('scaled_dot')"
+            )
+        if len(REFUSALS) >= MOST:
+            REFUSALS.clear()
+        return REFUSALS.setdefault(key, kernels.refuse_statistics(mechanism, q, k))
+    return REFUSALS[key]
 
 
 def walked(

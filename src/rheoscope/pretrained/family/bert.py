@@ -27,6 +27,7 @@ def describe(network: Any) -> Description:
         ),
         blocks=tuple(heads(layer) for layer in layers),
         attentions=tuple(layer.attention.self for layer in layers),
+        projections=tuple(layer.attention.output.dense for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embed=inner.embeddings.word_embeddings,
         final_norm=Norm(),

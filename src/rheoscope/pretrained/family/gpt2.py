@@ -30,6 +30,7 @@ def describe(network: Any) -> Description:
         layers=pre_norm_taps(blocks, "ln_2", "attn"),
         blocks=tuple(heads(block, network.config.n_head) for block in blocks),
         attentions=tuple(block.attn for block in blocks),
+        projections=tuple(block.attn.c_proj for block in blocks),
         mlps=tuple(partial(mlp, block) for block in blocks),
         embed=inner.wte,
         final_norm=layer_norm(inner.ln_f),

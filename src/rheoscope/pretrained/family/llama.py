@@ -35,6 +35,7 @@ def decoder(network: Any, heads_of: Callable[[Any, Any, int], Heads]) -> Descrip
         layers=pre_norm_taps(layers, "post_attention_layernorm", "self_attn"),
         blocks=tuple(heads_of(layer, inner, i) for i, layer in enumerate(layers)),
         attentions=tuple(layer.self_attn for layer in layers),
+        projections=tuple(layer.self_attn.o_proj for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embed=inner.embed_tokens,
         final_norm=rms_norm(inner.norm),

@@ -35,6 +35,7 @@ def describe(network: Any) -> Description:
         layers=parallel_taps(layers) if parallel else pre_norm_taps(layers, "post_attention_layernorm", "attention"),
         blocks=tuple(heads(layer, inner, network.config.num_attention_heads) for layer in layers),
         attentions=tuple(layer.attention for layer in layers),
+        projections=tuple(layer.attention.dense for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embed=inner.embed_in,
         final_norm=layer_norm(inner.final_layer_norm),

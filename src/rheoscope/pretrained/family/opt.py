@@ -31,6 +31,7 @@ def describe(network: Any) -> Description:
         layers=pre_norm_taps(layers, "final_layer_norm", "self_attn") if network.config.do_layer_norm_before else after,
         blocks=tuple(heads(layer) for layer in layers),
         attentions=tuple(layer.self_attn for layer in layers),
+        projections=tuple(layer.self_attn.out_proj for layer in layers),
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embed=inner.embed_tokens,
         final_norm=layer_norm(inner.final_layer_norm),

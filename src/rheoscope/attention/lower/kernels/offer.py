@@ -205,18 +205,22 @@ KERNELS = {
 """By the name that a normaliser gives."""
 
 
-def statistics(mechanism: Definition, q: Tensor, k: Tensor, lengths: Tensor | None) -> dict[str, Tensor] | str:
-    """Entropy, first, top, distance and received of softmax weights in two passes, or why not."""
+def refuse_statistics(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    """Why there is no kernel for the statistics of these weights."""
     fused = mechanism.normaliser.fused
     if fused is None or fused.dropped:
         return f"the kernel of statistics knows softmax, the normaliser is {type(mechanism.normaliser).__name__}"
     refusal = refuse_tensors(q, k) or refuse_mask(mechanism, q, k) or refuse_dots(mechanism, q, k)
     refusal = refusal or _felt_row_constant(mechanism, q, k)
-    if refusal or not TRITON:
-        return refusal or NO_TRITON
+    return refusal if refusal or TRITON else NO_TRITON
+
+
+def statistics(mechanism: Definition, q: Tensor, k: Tensor, lengths: Tensor | None) -> dict[str, Tensor]:
+    """Entropy, first, top, distance and received of softmax weights in two passes."""
     from rheoscope.attention.lower.kernels.weights import weight_sums
 
-    sink = None
+    fused, sink = mechanism.normaliser.fused, None
+    assert fused is not None, "refuse_statistics() has seen a softmax"
     if fused.sink is not None:
         sink = q.new_zeros(q.shape[1]).float() + fused.sink
     return weight_sums(dots(mechanism, q, k), mechanism.mask.is_causal, sink, lengths)._asdict()

@@ -1,0 +1,384 @@
+"""How queries, keys and values of a layer come from its tokens: one small part for each way, `PROJECTIONS` lists them.
+
+    untied               q = uW_Q, k = uW_K, v = uW_V
+    tied                 W_Q = W_K: tokens are compared in one coordinate system, M(δ) = W R(δ) Wᵀ
+    tied_no_diagonal     the same, and no token but the first sees itself
+    tied_positional      the same, with q + a and k + b: content is compared symmetrically, offsets are not
+    symmetric_skew       M = W D Wᵀ + U J Uᵀ: any symmetric part, and a skew one of low rank
+    psd_skew             M = B Bᵀ + U J Uᵀ: the symmetric part is positive semi-definite
+    isometric            W_QᵀW_Q = W_KᵀW_K = I for every head
+    identity_queries     W_Q = I: a head's queries are its share of the token's own coordinates
+    shared_kv            W_K = W_V
+    gated                untied, and what a head takes is multiplied by σ(u w_h)
+
+A layer has one linear map, `read`, whose rows a part names in its `layout`; what a part learns besides are flat vectors. Everything
+here takes weights with leading dimensions too, so that several models can be trained as one: (out, in) or (models, out, in),
+with the texts of all models one after the other. Scores of other kinds (a Gaussian metric, a map φ, cosines) are rows of the
+zoo: `mechanism`, not `projection`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rheoscope.attention.mask import Mask, NoMask, Others
+from rheoscope.attention.position import Turn
+from rheoscope.models.config import Config
+from rheoscope.shapes import RheoscopeError
+
+Cloud = Float[Tensor, "b n d"]
+Row = Float[Tensor, "b n rows"]
+Weight = Float[Tensor, "*models rows d"]
+Asking = Float[Tensor, "b h n k"]
+Answering = Float[Tensor, "b g n k"]
+Answers = Float[Tensor, "b g n e"]
+Projected = tuple[Asking, Answering, Answers]
+Factors = list[tuple[Tensor, Tensor | None]]
+"""Weights (g, d, k) and biases (g, k) of queries, of keys and of values."""
+
+
+class Projection(nn.Module):
+    """How q, k and v come from the rows that a layer reads. A new part says its `names`, its `split`, and how positions act.
+
+    **Laws** `factors` are what `heads` does, as operators: the View's M and F reproduce the scores and displacements of the module;
+    gradients reach every parameter; every part takes the same numbers from a seed, so that what two parts share starts the same.
+    """
+
+    names: tuple[str, ...] = ("q", "k", "v")
+    """The rows that are read, in order: `q`, `k`, `v`, `gate`."""
+    mask: Mask = NoMask()
+    """What it forbids besides the model's own mask."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.heads_count, self.width = config.heads, config.head_width
+        every = {
+            "q": (config.heads, config.head_width),
+            "k": (config.kv_heads, config.head_width),
+            "v": (config.kv_heads, config.value_width),
+            "gate": (config.heads, 1),
+        }
+        self.layout = {name: every[name] for name in self.names}
+        self.whole = {name: every[name] for name in ("q", "k", "v")}
+        self.check(config)
+
+    def check(self, config: Config) -> None:
+        """Refuse a model that this part does not fit."""
+
+    def keep_rows(self, read: nn.Linear) -> None:
+        """Leave of a linear map with the rows of `untied` the rows of this part; rows of a gate are added, at zero."""
+        if self.layout == self.whole:
+            return
+        for name in ("weight", "bias"):
+            if (held := getattr(read, name)) is not None:
+                rows = dict(zip(self.whole, held.data.split(sizes(self.whole)), strict=True))
+                added = held.data.new_zeros(self.heads_count, *held.shape[1:])
+                kept = torch.cat([rows.get(part, added) for part in self.layout])
+                setattr(read, name, nn.Parameter(kept))
+        read.out_features = len(read.weight)
+
+    def rows(self, read: nn.Module, u: Cloud) -> Row:
+        """All that the layer reads of its tokens."""
+        return read(u)
+
+    def weight(self, W: Weight) -> Weight:
+        """The weights that tokens are multiplied by, from those that are trained."""
+        return W
+
+    def split(self, rows: Row, u: Cloud) -> Projected:
+        """q, k and v, linear in tokens and before positions."""
+        q, k, v = rows.split(sizes(self.layout), dim=-1)
+        return tuple(apart(part, width) for part, (_, width) in zip((q, k, v), self.layout.values(), strict=True))  # type: ignore[return-value]
+
+    def placed(self, q: Asking, k: Answering, turn: Turn | None) -> tuple[Asking, Answering]:
+        """q and k at their positions."""
+        return (q, k) if turn is None else (turn(q), turn(k))
+
+    def heads(self, rows: Row, u: Cloud, turn: Turn | None = None) -> Projected:
+        """q, k and v, turned by their positions where there is a turn."""
+        q, k, v = self.split(rows, u)
+        return *self.placed(q, k, turn), v
+
+    def gate(self, rows: Row) -> Float[Tensor, "b h n 1"] | None:
+        """What the outputs of heads are multiplied by, if by anything."""
+        return None
+
+    def offsets(self) -> tuple[Tensor, Tensor] | None:
+        """What is added to queries and to keys of every head (h, k), whatever the token, if anything."""
+        return None
+
+    def factors(self, read: nn.Linear) -> Factors:
+        """W and b of queries, keys and values: what `heads` does to the axes, and to nothing."""
+        W = self.weight(read.weight)
+        axes = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)[None]
+        weights = [part[0] for part in self.split(W.mT[None], axes)]
+        biases: list[Tensor | None] = [None, None, None]
+        if read.bias is not None:
+            biases = [part[0, :, 0] for part in self.split(read.bias[None, None], torch.zeros_like(axes[:, :1]))]
+        for side, offset in enumerate(self.offsets() or ()):
+            bias = biases[side]
+            biases[side] = offset if bias is None else bias + offset
+        return list(zip(weights, biases, strict=True))
+
+
+class Untied(Projection):
+    """q = uW_Q, k = uW_K, v = uW_V, one matrix each, read together (arXiv:1706.03762)."""
+
+    def heads(self, rows: Row, u: Cloud, turn: Turn | None = None) -> Projected:
+        if turn is None:  # split before heads are told apart: the gradient is put together in one piece
+            return self.split(rows, u)
+        q, k, v = sizes(self.whole)
+        asked, told = rows.split((q + k, v), dim=-1)
+        together = turn(apart(asked, self.width))  # q and k in one call
+        q_heads, k_heads = together.split((self.layout["q"][0], self.layout["k"][0]), dim=1)
+        return q_heads, k_heads, apart(told, self.layout["v"][1])
+
+
+class Tied(Projection):
+    """W_Q = W_K: every token has one place, and M(δ) = W R(δ) Wᵀ (Reformer's shared QK, arXiv:2001.04451).
+
+    **Laws** s(δ) = 1 at every offset and at every step of training; M(0) is positive semi-definite.
+    """
+
+    names = ("k", "v")
+
+    def check(self, config: Config) -> None:
+        if config.kv_heads != config.heads:
+            raise RheoscopeError(
+                f"projection={config.projection} has queries that are keys: one key head for each of {config.heads} heads, got "
+                f"kv_heads={config.kv_heads}; type kv_heads={config.heads}"
+            )
+
+    def split(self, rows: Row, u: Cloud) -> Projected:
+        q, v = rows.split(sizes(self.layout), dim=-1)
+        q = apart(q, self.width)
+        return q, self.key(q), apart(v, self.layout["v"][1])
+
+    def key(self, q: Asking) -> Answering:
+        """The key of a token, from its query; it commutes with every rotation of positions."""
+        return q
+
+    def placed(self, q: Asking, k: Answering, turn: Turn | None) -> tuple[Asking, Answering]:
+        if turn is None:
+            return q, k
+        turned = turn(q)
+        return turned, self.key(turned)
+
+
+class TiedNoDiagonal(Tied):
+    """Tied, and a token does not see itself: its own key would be the closest one by far. The first token, which in a decoder has no
+    other to see, sees itself (as in Reformer); in an encoder too."""
+
+    mask = Others()
+
+
+class TiedPositional(Tied):
+    """Tied, with a learned vector added to queries and one to keys: s_ij = (x_i + a) R(i−j) (x_j + b)ᵀ.
+
+    M stays W R(δ) Wᵀ, so content is compared symmetrically; a R(δ) bᵀ is a bias of the offset, a R(δ) x_jᵀ one of offset and key:
+    neither knows that i and j could be exchanged. Without rotations a and b would say nothing of positions: refused. It starts tied.
+    (Borji's KV + Pos, arXiv:2305.19129, adds a table of positions to tied scores; this is the same as a Fourier series of the offset,
+    and fused kernels take it.)
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.of_queries = nn.Parameter(torch.zeros(config.heads * config.head_width))
+        self.of_keys = nn.Parameter(torch.zeros(config.heads * config.head_width))
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if config.position != "rotary":
+            raise RheoscopeError(
+                f"projection=tied_positional is asymmetric through rotations, got position={config.position}; type position=rotary"
+            )
+
+    def offsets(self) -> tuple[Tensor, Tensor]:
+        return tuple(x.unflatten(-1, (-1, self.width)) for x in (self.of_queries, self.of_keys))
+
+    def placed(self, q: Asking, k: Answering, turn: Turn | None) -> tuple[Asking, Answering]:
+        a, b = (for_texts(x, len(q)).to(q.dtype) for x in self.offsets())
+        return (q + a, k + b) if turn is None else (turn(q + a), turn(k + b))
+
+
+class PsdSkew(Tied):
+    """M = B Bᵀ + U J Uᵀ: a symmetric part that is positive semi-definite, and a skew part of low rank, by construction.
+
+    Queries are [uB, uU], keys [uB, uUJᵀ], J a quarter turn inside pairs of coordinates: those that rotary positions turn, which
+    therefore commute with it: M(δ) = B R(δ) Bᵀ + U R(δ) J Uᵀ. A quarter of the pairs is skew. As many parameters as `tied`.
+
+    **Laws** ½(M + Mᵀ) = B Bᵀ; ½(M − Mᵀ) = U J Uᵀ has rank `skew_rank` (generic W).
+    """
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if config.head_width % 2 or config.head_width < 4:
+            raise RheoscopeError(
+                f"projection={config.projection} needs two pairs of coordinates a head, got head_width={config.head_width}; "
+                "type an even head_width of 4 or more"
+            )
+
+    @property
+    def skew_rank(self) -> int:
+        """The rank of M − Mᵀ."""
+        return 2 * max(1, self.width // 2 // SKEW_ONE_IN)
+
+    def signature(self, texts: int) -> Float[Tensor, "#b h 1 p"] | None:
+        """What the symmetric coordinates of keys are multiplied by, if by anything."""
+        return None
+
+    def key(self, q: Asking) -> Answering:
+        plain = (self.width - self.skew_rank) // 2
+        (a, c), (b, d) = (half.split((plain, self.skew_rank // 2), -1) for half in q.chunk(2, -1))
+        signs = self.signature(len(q))
+        a, b = (a, b) if signs is None else (a * signs.to(a.dtype), b * signs.to(b.dtype))
+        return torch.cat([a, -d, b, c], -1)
+
+
+class SymmetricSkew(PsdSkew):
+    """M = W D Wᵀ + U J Uᵀ: any symmetric part, D a learned diagonal of either sign, and a skew part of low rank.
+
+    The routing (skew) and filtering (symmetric) parts of attention kept apart by construction, as S-D attention does
+    (arXiv:2605.18826; there D keeps one sign, here it is free). Half of D starts at −1, as half of the eigenvalues of ½(M + Mᵀ)
+    are negative in an untied head.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        pairs = (self.width - self.skew_rank) // 2
+        signs = torch.ones(config.heads, pairs)
+        signs[:, 1::2] = -1
+        self.signs = nn.Parameter(signs.flatten())
+
+    def signature(self, texts: int) -> Float[Tensor, "#b h 1 p"]:
+        return for_texts(self.signs.unflatten(-1, (self.heads_count, -1)), texts)
+
+
+class Isometric(Projection):
+    """W_QᵀW_Q = W_KᵀW_K = I for every head: queries and keys are what the token is in a subspace, no length or angle inside it changed.
+
+    Weights are made orthonormal in every forward by the triangle of their Gram matrix, W = V L⁻ᵀ with VᵀV = LLᵀ (Cholesky QR): one
+    factorisation of k×k a head, exact, differentiable, batched; a Newton–Schulz iteration would take ten products to come as near, a
+    Householder QR works on d×k. Lengths of V do nothing, so decay changes the pace alone; the norm's gain is free to warm scores.
+    """
+
+    def weight(self, W: Weight) -> Weight:
+        q, k, v = W.split(sizes(self.layout), dim=-2)
+        return torch.cat([*(isometric(part.unflatten(-2, (-1, self.width))).flatten(-3, -2) for part in (q, k)), v], -2)
+
+    def rows(self, read: nn.Module, u: Cloud) -> Row:
+        with_bias: Any = read
+        return linear(u, self.weight(with_bias.weight), with_bias.bias)
+
+
+class IdentityQueries(Projection):
+    """W_Q = I: head h asks with coordinates h·k … (h+1)·k of the token as it is read (arXiv:2510.23912). A quarter fewer parameters."""
+
+    names = ("k", "v")
+
+    def check(self, config: Config) -> None:
+        if config.heads * config.head_width != config.width:
+            raise RheoscopeError(
+                f"projection=identity_queries deals the {config.width} coordinates of a token out to {config.heads} heads of "
+                f"{config.head_width}; type head_width={config.width // config.heads}"
+            )
+
+    def split(self, rows: Row, u: Cloud) -> Projected:
+        k, v = rows.split(sizes(self.layout), dim=-1)
+        return apart(u.to(rows.dtype), self.width), apart(k, self.width), apart(v, self.layout["v"][1])
+
+
+class SharedKV(Projection):
+    """W_K = W_V: what a token is found by is what it gives (arXiv:2606.04032). Positions turn the key, not the value."""
+
+    names = ("q", "k")
+
+    def check(self, config: Config) -> None:
+        if config.value_width != config.head_width:
+            raise RheoscopeError(
+                f"projection=shared_kv has values that are keys, got value_width={config.value_width} and "
+                f"head_width={config.head_width}; type value_width={config.head_width}"
+            )
+
+    def split(self, rows: Row, u: Cloud) -> Projected:
+        q, k = (apart(part, self.width) for part in rows.split(sizes(self.layout), dim=-1))
+        return q, k, k
+
+
+class Gated(Untied):
+    """Untied, and what head h takes to token i is multiplied by σ(u_i w_h): one number a head and token (arXiv:2505.06708, the
+    head-wise gate after attention). Gates start at ½."""
+
+    names = ("q", "k", "v", "gate")
+
+    def split(self, rows: Row, u: Cloud) -> Projected:
+        q, k, v, _ = rows.split(sizes(self.layout), dim=-1)
+        return apart(q, self.width), apart(k, self.width), apart(v, self.layout["v"][1])
+
+    def heads(self, rows: Row, u: Cloud, turn: Turn | None = None) -> Projected:
+        return super().heads(rows if turn is None else rows[..., : -self.heads_count], u, turn)
+
+    def gate(self, rows: Row) -> Float[Tensor, "b h n 1"]:
+        return rows[..., -self.heads_count :].sigmoid().mT[..., None]
+
+
+SKEW_ONE_IN = 4
+"""One pair of coordinates in so many is skew."""
+
+PROJECTIONS: dict[str, Callable[[Config], Projection]] = {
+    "untied": Untied,
+    "tied": Tied,
+    "tied_no_diagonal": TiedNoDiagonal,
+    "tied_positional": TiedPositional,
+    "symmetric_skew": SymmetricSkew,
+    "psd_skew": PsdSkew,
+    "isometric": Isometric,
+    "identity_queries": IdentityQueries,
+    "shared_kv": SharedKV,
+    "gated": Gated,
+}
+"""How each `projection` of a config is made."""
+
+
+def isometric(V: Float[Tensor, "*lead k d"]) -> Float[Tensor, "*lead k d"]:
+    """Orthonormal rows that span what the rows of V span: L⁻¹V with VVᵀ = LLᵀ, in float32 or better.
+
+    >>> W = isometric(torch.randn(3, 2, 5))
+    >>> bool(torch.allclose(W @ W.mT, torch.eye(2).expand(3, 2, 2), atol=1e-4))
+    True
+    """
+    with torch.autocast(V.device.type, enabled=False):
+        exact = V.to(torch.promote_types(V.dtype, torch.float32))
+        L = torch.linalg.cholesky_ex(exact @ exact.mT).L  # checks nothing: a GPU would have to be waited for
+        return torch.linalg.solve_triangular(L, exact, upper=False).to(V.dtype)
+
+
+def linear(u: Cloud, W: Weight, b: Float[Tensor, "*models rows"] | None) -> Row:
+    """u Wᵀ + b; with the weights of several models, the texts of each by its own.
+
+    >>> linear(torch.ones(4, 3, 2), torch.ones(2, 5, 2), None).shape
+    torch.Size([4, 3, 5])
+    """
+    if W.ndim == 2:
+        return nn.functional.linear(u, W, b)
+    texts = u.unflatten(0, (len(W), -1)).flatten(1, 2)
+    made = texts @ W.mT if b is None else torch.baddbmm(b[:, None], texts, W.mT)
+    return made.view(*u.shape[:-1], -1)
+
+
+def for_texts(x: Float[Tensor, "*models h k"], texts: int) -> Float[Tensor, "#b h 1 k"]:
+    """Numbers of every head, as they stand beside the tokens of all texts; those of several models beside the texts of each."""
+    return x[None, :, None] if x.ndim == 2 else x.repeat_interleave(texts // len(x), 0)[..., None, :]
+
+
+def apart(rows: Float[Tensor, "b n hk"], width: int) -> Answering:
+    """Heads of this width, which lie side by side in every row, told apart."""
+    return rows.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+def sizes(layout: dict[str, tuple[int, int]]) -> list[int]:
+    """How many rows each part has."""
+    return [count * width for count, width in layout.values()]
