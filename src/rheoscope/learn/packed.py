@@ -23,6 +23,7 @@ from rheoscope.attention.modules import Attention
 from rheoscope.attention.parameters import with_tensors
 from rheoscope.attention.position import ALiBi, NoPosition
 from rheoscope.models.places import LearnedTable, Places
+from rheoscope.models.projections import SymmetricSkew, TiedPositional
 from rheoscope.models.transformer import Embedding, Linear, Transformer, build
 from rheoscope.shapes import RheoscopeError
 
@@ -238,6 +239,13 @@ def packed_attention(plain: Attention, hold: Hold) -> nn.Module:
     return PackedAttention(plain, hold) if any(True for _ in plain.parameters()) else plain
 
 
+def stacked(plain: nn.Module, hold: Hold) -> nn.Module:
+    """A module that knows by itself what to do with parameters of several models, (models, …)."""
+    for name, own in [*plain.named_parameters(recurse=False)]:
+        setattr(plain, name, hold(own))
+    return plain
+
+
 PACKED: dict[type[nn.Module], Callable[[Any, Hold], nn.Module]] = {
     Linear: PackedLinear,
     Embedding: PackedEmbedding,
@@ -245,5 +253,7 @@ PACKED: dict[type[nn.Module], Callable[[Any, Hold], nn.Module]] = {
     nn.LayerNorm: PackedLayerNorm,
     LearnedTable: PackedTable,
     Attention: packed_attention,
+    TiedPositional: stacked,
+    SymmetricSkew: stacked,
 }
 """From a class that holds parameters to its packed form."""

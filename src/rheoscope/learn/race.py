@@ -36,7 +36,7 @@ from rheoscope.shapes import RheoscopeError
 
 Tell = Callable[[int, int, str], object]
 """Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
-Work = tuple[Batch, Float[Tensor, " s"]]
+Work = tuple[Batch, Float[Tensor, " seeds"]]
 """A batch of some seeds, and how many tokens each predicts."""
 
 

@@ -110,12 +110,18 @@ def _numbers(row: Row, base: Row) -> dict[str, float | str | int]:
         )
     }  # fmt: skip
     return {
-        "best_rate": row.curves.rate, "final_loss": float(last.nanmean()), "final_sd": float(last[~last.isnan()].std()),
+        "best_rate": row.curves.rate, "final_loss": float(last.nanmean()), "final_sd": _spread(last),
         **apart,
         "verdict": row.verdict, "reached": int(row.tokens.isfinite().sum()), "tokens_ratio": middle, "tokens_ratio_low": low,
         "tokens_ratio_high": high, "flops_ratio": middle * cost / of_base if of_base else torch.nan, "flops_per_token": cost,
         "diverged": row.diverged,
     }  # fmt: skip
+
+
+def _spread(x: torch.Tensor) -> float:
+    """The standard deviation of what there is; none of fewer than two."""
+    there = x[~x.isnan()]
+    return float(there.std()) if len(there) > 1 else torch.nan
 
 
 def times(out: Path) -> dict[str, float]:
