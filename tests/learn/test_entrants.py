@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from rheoscope.learn.entrants import BASELINE, ENTRANTS, entrant, entrants, flops, matched, parameters
+from rheoscope.learn.entrants import ENTRANTS, entrant, entrants, flops, matched, parameters
 from rheoscope.learn.initial import drawn
 from rheoscope.learn.packed import Packed
 from rheoscope.models.transformer import build
@@ -14,30 +14,29 @@ from rheoscope.shapes import RheoscopeError
 from tests.learn.cases import LENGTH, LETTERS, config
 
 
+@pytest.fixture(scope="module")
+def baseline() -> dict[str, torch.Tensor]:
+    return dict(drawn(config(), 0).named_parameters())
+
+
 @pytest.mark.parametrize("name", ENTRANTS)
-def test_packed_entrants_are_each_alone(name: str) -> None:
+def test_every_entrant_is_packed_and_starts_as_the_baseline_does(name: str, baseline: dict[str, torch.Tensor]) -> None:
     """Every row of the table, with its own projection, start and mechanism."""
-    of = entrant(name, config(head_width=8, width=16))
-    alone = [drawn(of, seed) for seed in range(2)]
+    alone = [drawn(entrant(name, config()), seed) for seed in range(2)]
+    own = dict(alone[0].named_parameters())
+    deformed = ("read.weight", "attention.write.weight") if name.endswith("start") else ()
+    shared = [key for key in baseline if baseline[key].shape == own[key].shape and not key.endswith(deformed)]
+    assert len(shared) >= 4
+    assert all(torch.equal(baseline[key], own[key]) for key in shared)
     packed, ids = Packed(alone), torch.randint(LETTERS, (4, LENGTH))
-    want = torch.cat([model(rows) for model, rows in zip(alone, ids.chunk(2), strict=True)])
-    found = packed(ids)
+    want, found = torch.cat([model(rows) for model, rows in zip(alone, ids.chunk(2), strict=True)]), packed(ids)
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
     found.square().sum().backward()
     want.square().sum().backward()
-    for own, p in packed.body.named_parameters():
-        theirs = [dict(model.named_parameters())[own].grad for model in alone]
+    for key, p in packed.body.named_parameters():
+        theirs = [dict(model.named_parameters())[key].grad for model in alone]
         if theirs[0] is not None:
             torch.testing.assert_close(p.grad, torch.stack(theirs), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ENTRANTS)
-def test_parameters_that_are_shared_start_the_same(name: str) -> None:
-    base, own = (dict(drawn(entrant(one, config()), 3).named_parameters()) for one in (BASELINE, name))
-    deformed = ("read.weight", "attention.write.weight") if name in ("symmetric_start", "mimetic_start") else ()
-    shared = [key for key in base if base[key].shape == own[key].shape and not key.endswith(deformed or ("nothing",))]
-    assert len(shared) >= 4
-    assert all(torch.equal(base[key], own[key]) for key in shared)
 
 
 def test_rows_that_are_kept_start_the_same() -> None:

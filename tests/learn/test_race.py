@@ -128,7 +128,7 @@ def stopping(at: int) -> Any:
     return tell
 
 
-@pytest.mark.parametrize("at", [1, 3, 4, 8, 11])
+@pytest.mark.parametrize("at", [1, 3, 8])
 def test_a_race_that_is_stopped_goes_on_to_the_same_files(at: int, undisturbed: Path, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         race(small(), Letters(), tmp_path / "out", "cpu", tell=stopping(at))
@@ -136,7 +136,7 @@ def test_a_race_that_is_stopped_goes_on_to_the_same_files(at: int, undisturbed: 
     assert files(tmp_path / "out") == files(undisturbed)
 
 
-@pytest.mark.parametrize("at", [0, 1, 4, 7])
+@pytest.mark.parametrize("at", [1, 4])
 def test_killed_between_two_files_it_goes_on_to_the_same(
     at: int, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +192,7 @@ def test_entrants_may_join_later_and_nothing_else_may_change(undisturbed: Path, 
     for change, told in (({"seeds": 3}, "seeds=2, now seeds=3"), ({"held_out": 9}, "held_out=100000, now held_out=9")):
         with pytest.raises(RheoscopeError, match=told):
             race(small(**change), Letters(), out, "cpu")
-    with pytest.raises(RheoscopeError, match="clip=1.0, now clip=0.5"):
+    with pytest.raises(RheoscopeError, match=r"clip=1\.0, now clip=0\.5"):
         race(Race(recipe(clip=0.5), ("tied",), 2, (1e-2,)), Letters(), out, "cpu")
     with pytest.raises(RheoscopeError, match="data="):
         race(small(), OtherLetters(), out, "cpu")

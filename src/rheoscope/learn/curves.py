@@ -203,11 +203,6 @@ class Row:
     def diverged(self) -> int:
         return sum(at is not None for at in self.curves.diverged)
 
-    @property
-    def flops_ratio(self) -> float:
-        """FLOPs of a token over the baseline's is a constant; `tokens_ratio` times it is FLOPs to target."""
-        return self.curves.flops[-1] / max(self.curves.tokens[-1], 1)
-
 
 @dataclass(frozen=True, eq=False)
 class Found:

@@ -39,9 +39,9 @@ def to(**changes: Any) -> Changes:
     return lambda config: changes
 
 
-def warm(mechanism: str, option: str, of: Callable[[float], float]) -> Changes:
-    """A mechanism whose scores start as warm as those of scaled dot products, which divide by √(head width)."""
-    return lambda config: {"mechanism": mechanism, "options": {option: of(config.head_width**0.5)}}
+def metric(**changes: Any) -> Changes:
+    """A Gaussian metric as warm as scaled dot products are, σ² = √(head width): what differs from them is −‖k‖²/2σ² alone."""
+    return lambda config: {"mechanism": "metric", "options": {"sigma": config.head_width**0.25}} | changes
 
 
 BASELINE = "untied"
@@ -52,7 +52,7 @@ ENTRANTS: dict[str, Entrant] = {
     "mimetic_start": Entrant("M near I and F near −I before the first step, as in trained models", to(start="mimetic")),
     "tied": Entrant("W_Q = W_K throughout: tokens are compared in one coordinate system", to(projection="tied")),
     "tied_no_diagonal": Entrant("tied, and no token but the first sees itself", to(projection="tied_no_diagonal")),
-    "tied_positional": Entrant("tied, and offsets may be told apart by a vector for queries and one for keys", to(projection="tied_positional")),
+    "tied_positional": Entrant("tied, with a vector added to queries and one to keys", to(projection="tied_positional")),
     "symmetric_skew": Entrant("M is any symmetric part and a skew one of low rank", to(projection="symmetric_skew")),
     "psd_skew": Entrant("M is a positive semi-definite part and a skew one of low rank", to(projection="psd_skew")),
     "isometric": Entrant("W_Q and W_K orthonormal: heads look at a subspace without deforming it", to(projection="isometric")),
@@ -60,10 +60,10 @@ ENTRANTS: dict[str, Entrant] = {
     "shared_kv": Entrant("W_K = W_V: what a token is found by is what it gives", to(projection="shared_kv")),
     "gated": Entrant("what a head takes is multiplied by a gate that the token opens", to(projection="gated")),
     "qk_norm": Entrant("queries and keys of length 1, scores are 10 times their cosine", to(mechanism="cosine")),
-    "metric": Entrant("scores fall with the squared distance of query and key", warm("metric", "sigma", lambda root: root**0.5)),
+    "metric": Entrant("scores fall with the squared distance of query and key", metric()),
     "metric_map": Entrant("one learned map of queries and keys, scores fall with their squared distance in it", to(mechanism="metric_map")),
     "mahalanobis": Entrant("a learned metric, scores fall with the squared distance in it", to(mechanism="mahalanobis")),
-    "tied_metric": Entrant("tied, and scores fall with the squared distance", lambda config: {"projection": "tied", **ENTRANTS["metric"].changes(config)}),
+    "tied_metric": Entrant("tied, and scores fall with the squared distance", metric(projection="tied")),
     "symmetric_relation": Entrant("one learned map of queries and keys, scores are dot products in it", to(mechanism="symmetric_relation")),
     "relation": Entrant("a learned map of queries and one of keys, scores are dot products of the two", to(mechanism="relation")),
     "sink": Entrant("a softmax that may give nothing to anybody", to(mechanism="softmax_sink")),
