@@ -32,7 +32,7 @@ from rheoscope.space.stream import (
     taps,
     watching,
 )
-from rheoscope.space.token_text import alone, as_bytes, in_a_text
+from rheoscope.space.token_text import alone, as_bytes, in_a_text, whole_text
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
@@ -232,7 +232,8 @@ class Running(ABC):
             raise RheoscopeError(
                 f"the text has {len(ids)} tokens, the model reads at most {longest}; type a shorter text"
             )
-        least, most = (int(end) for end in ids.aminmax())
+        numbers = ids.tolist()  # so few that torch's threads would cost more than they do
+        least, most = min(numbers), max(numbers)
         if least < 0 or most >= vocabulary:
             raise RheoscopeError(
                 f"token ids lie in 0 to {vocabulary - 1}, got {least} to {most}; type ids of this model"
@@ -250,7 +251,9 @@ class Running(ABC):
 
     def words_in_text(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
         """Each token as text, where they follow each other: a character of several tokens stands in the last of them."""
-        return self.words(ids) if self.tokenizer is None else in_a_text([self.bytes_of(one) for one in _numbers(ids)])
+        numbers = _numbers(ids)
+        told = self.words(numbers) if self.tokenizer is None else list(map(self._whole.__getitem__, numbers))
+        return in_a_text([self.bytes_of(one) for one in numbers]) if None in told else told
 
     def bytes_of(self, token: int) -> bytes:
         """What one id stands for, in UTF-8; the tokenizer is asked once."""
@@ -261,6 +264,22 @@ class Running(ABC):
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
         return {}
+
+    @cached_property
+    def _whole(self) -> "_Whole":
+        return _Whole(self.bytes_of)
+
+
+class _Whole(dict[int, str | None]):
+    """Tokens as text, None for those that are no whole characters or nothing; each is looked at once."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self.bytes_of = bytes_of
+
+    def __missing__(self, token: int) -> str | None:
+        self[token] = whole_text(self.bytes_of(token)) or None
+        return self[token]
 
 
 def _numbers(ids: Int[Tensor, " n"] | Sequence[int]) -> list[int]:
