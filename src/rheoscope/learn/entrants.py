@@ -81,7 +81,7 @@ def entrant(name: str, config: Config) -> Config:
     >>> entrant("metric", config).mechanism, entrant("metric:parameters", config).hidden == config.hidden
     ('metric', True)
     """
-    own, _, matching = name.partition(":")
+    own, _, matching = name.partition("+")[0].partition(":")
     if own not in ENTRANTS:
         raise RheoscopeError(f"unknown entrant {own!r}; type one of {', '.join(ENTRANTS)}, or --list for what they are")
     made = ENTRANTS[own].of(config)
@@ -99,6 +99,22 @@ def entrants(names: Sequence[str], config: Config) -> dict[str, Config]:
     ['untied', 'metric']
     """
     return {name: entrant(name, config) for name in dict.fromkeys([BASELINE, *names])}
+
+
+def penalties(name: str) -> dict[str, float]:
+    """What an entrant keeps small besides its loss, and how strongly.
+
+    >>> penalties("untied+asymmetry=0.1"), penalties("tied")
+    ({'asymmetry': 0.1}, {})
+    """
+    found = {}
+    for told in name.split("+")[1:]:
+        what, _, strength = told.partition("=")
+        try:
+            found[what] = float(strength)
+        except ValueError as error:
+            raise RheoscopeError(f"a penalty is NAME=NUMBER, got {told!r}; type untied+asymmetry=0.1") from error
+    return found
 
 
 def matched(config: Config, like: Config, measure: Callable[[Config], int]) -> Config:

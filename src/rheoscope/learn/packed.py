@@ -141,13 +141,13 @@ class PackedRMSNorm(nn.Module):
         return per_seed(self.weight, functional.rms_norm(x, x.shape[-1:], None, self.eps), torch.mul)
 
 
-class PackedLayerNorm(nn.Module):
+class PackedLayerNorm(nn.LayerNorm):
     """(x − mean)/sd times the gain of its seed, plus its bias."""
 
     def __init__(self, plain: nn.LayerNorm, hold: Hold) -> None:
-        super().__init__()
-        self.weight, self.eps = hold(plain.weight), plain.eps
-        self.bias = None if plain.bias is None else hold(plain.bias)
+        super().__init__(plain.normalized_shape, plain.eps, elementwise_affine=False)
+        self.weight = hold(plain.weight)
+        self.bias = None if plain.bias is None else hold(plain.bias)  # type: ignore[assignment]
 
     def forward(self, x: Cloud) -> Cloud:
         y = per_seed(self.weight, functional.layer_norm(x, x.shape[-1:], None, None, self.eps), torch.mul)

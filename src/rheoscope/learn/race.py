@@ -24,10 +24,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.learn import kept
-from rheoscope.learn.entrants import entrants, flops
+from rheoscope.learn.entrants import entrants, flops, penalties
 from rheoscope.learn.initial import drawn
 from rheoscope.learn.learner import Learner, Losses, lone_learner, packed_learner
 from rheoscope.learn.packed import CannotPack
+from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.state import Say
 from rheoscope.models.task import Batch, Task
@@ -63,10 +64,14 @@ class Race:
     def packs(self) -> list["Pack"]:
         """Every entrant at every rate, the baseline first."""
         return [
-            Pack(name, replace(self.recipe, config=config, rate=rate), tuple(range(self.seeds)))
+            Pack(name, self.recipe_of(name, config, rate), tuple(range(self.seeds)))
             for name, config in entrants(self.mechanisms, self.recipe.config).items()
             for rate in self.rates
         ]
+
+    def recipe_of(self, name: str, config: Config, rate: float) -> Recipe:
+        """How an entrant learns: as all do, but for its model, its rate, and what it keeps small besides."""
+        return replace(self.recipe, config=config, rate=rate, penalty=self.recipe.penalty | penalties(name))
 
     def marks(self) -> list[int]:
         """The steps at which all are measured: the start, every `evaluate_every`, and the end."""

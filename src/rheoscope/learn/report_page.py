@@ -23,7 +23,10 @@ def page_of(found: "xarray.Dataset", speeds: dict[str, float], name: str) -> Pag
     for one in (table(found), speed_table(speeds)):
         page = page.table(one.heading, one.header, one.rows, one.words, one.note)
     page = page.drawing(picture(found))
-    told = {entrant: ENTRANTS[entrant.partition(":")[0]].sentence for entrant in map(str, found.entrant.values)}
+    told = {
+        entrant: ENTRANTS[entrant.partition("+")[0].partition(":")[0]].sentence
+        for entrant in map(str, found.entrant.values)
+    }
     return page.facts("Who raced", told).facts(
         "Where the numbers come from", {k: str(v) for k, v in found.attrs.items()}
     )
