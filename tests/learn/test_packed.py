@@ -177,3 +177,9 @@ def test_what_is_kept_is_what_goes_on() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(trained(whole, by, task, 2), trained(parted, by, task, 2), strict=True)
     )
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_penalties_are_those_of_each_alone(norm: str) -> None:
+    by = recipe(norm=norm, penalty={"asymmetry": 3.0, "residual": 0.5}, accumulate=2)
+    compared(by, Letters("decoder"))
