@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from rheoscope.learn import kept
+from rheoscope.learn.finished import model_of
 from rheoscope.learn.race import Race, ahead, race
 from rheoscope.learn.result import result
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.task import Batch
+from rheoscope.models.task import Batch, evaluate
 from rheoscope.shapes import RheoscopeError
 from tests.learn.cases import Letters, recipe
 
@@ -280,3 +281,35 @@ def test_batches_are_read_one_step_ahead_in_order() -> None:
     with ThreadPoolExecutor(1) as reader:
         found: Iterator[Any] = ahead(reader, read, 3, 7)
         assert [(at, int(work[0][0])) for at, work in found] == [(3, 3), (4, 4), (5, 5), (6, 6)]
+
+
+def test_a_disk_that_is_full_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is written by another thread too."""
+
+    def full(tensors: Any, file: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kept, "save_tensors", full)
+    with pytest.raises(RheoscopeError, match=r"No space left on device.*type the same command to go on"):
+        race(small(), Letters(), tmp_path / "out", "cpu")
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+# Its models
+
+
+def test_models_of_a_race_are_what_was_trained(undisturbed: Path, tmp_path: Path) -> None:
+    """The loss of each, computed by itself, is the one in the log; packed or not."""
+    race(small(), Letters(), tmp_path / "alone", "cpu", packed=False)
+    for out in (undisturbed, tmp_path / "alone"):
+        last = {(line["entrant"], line["seed"]): line["loss"] for line in kept.logs(out)}
+        for entrant in ("untied", "tied"):
+            for seed in (0, 1):
+                found = evaluate(model_of(out, entrant, seed), Letters(), recipe(), torch.device("cpu"))
+                assert found["loss"] == pytest.approx(last[entrant, seed], rel=1e-5)
+
+
+def test_models_that_are_not_there_are_refused(undisturbed: Path) -> None:
+    for name, seed, rate in (("metric", 0, None), ("tied", 2, None), ("tied", 0, 3.0)):
+        with pytest.raises(RheoscopeError, match="has untied, tied with seeds 0 to 1"):
+            model_of(undisturbed, name, seed, rate)

@@ -80,6 +80,7 @@ def _state(folder: Path, step: int) -> Path:
 
 def add_times(folder: Path, told: Line) -> None:
     """One more line of how long something took."""
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / TIMES).open("a") as file:
         file.write(json.dumps(told) + "\n")
 

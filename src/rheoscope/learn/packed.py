@@ -147,7 +147,7 @@ class PackedLayerNorm(nn.LayerNorm):
     def __init__(self, plain: nn.LayerNorm, hold: Hold) -> None:
         super().__init__(plain.normalized_shape, plain.eps, elementwise_affine=False)
         self.weight = hold(plain.weight)
-        self.bias = None if plain.bias is None else hold(plain.bias)  # type: ignore[assignment]
+        self.bias = None if plain.bias is None else hold(plain.bias)
 
     def forward(self, x: Cloud) -> Cloud:
         y = per_seed(self.weight, functional.layer_norm(x, x.shape[-1:], None, None, self.eps), torch.mul)

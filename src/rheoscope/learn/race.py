@@ -12,7 +12,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -135,8 +135,9 @@ def race(
     with (
         placed(device) as place,
         many_graphs(compiled := place.device.type == "cuda" if compiled is None else compiled),
+        ThreadPoolExecutor(1) as writer,
     ):
-        Running(asked, task, out, place.device, compiled, packed, tell, say).run()
+        Running(asked, task, out, place.device, compiled, packed, tell, say, writer).run()
 
 
 @dataclass(eq=False)
@@ -151,20 +152,26 @@ class Running:
     packed: bool
     tell: Tell
     say: Say
+    writer: ThreadPoolExecutor
+    written: "Future[None] | None" = None
+    writing: Path | None = None
     learners: dict[str, list[Learner]] = field(default_factory=dict)
     done: int = 0
 
     def run(self) -> None:
-        """Every pack to every mark, in turns."""
+        """Every pack to every mark, in turns; one is kept while the next one trains."""
         packs = [(pack, kept.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in self.asked.packs()]
         stand = [kept.step_of(kept.lines_of(folder)) or 0 for _, folder in packs]
         self.done = sum(step * pack.tokens * len(pack.seeds) for step, (pack, _) in zip(stand, packs, strict=True))
         for mark in self.asked.marks():
             for pack, folder in packs:
+                if folder == self.writing:
+                    self._wait()
                 lines = kept.lines_of(folder)
                 step = kept.step_of(lines)
                 if step is None or step < mark:
                     self.turn(pack, folder, lines, step, mark)
+        self._wait()
 
     def turn(self, pack: Pack, folder: Path, lines: list[kept.Line], step: int | None, mark: int) -> None:
         """One pack from where it stands to a mark."""
@@ -178,14 +185,20 @@ class Running:
         lines = [*lines, *measured(pack, mark, trained, held_out, lines)]
         ends = mark == self.asked.recipe.steps
         tensors = {name: x for learner in learners for name, x in _named(learner, not ends).items()}
-        kept.keep(folder, mark, tensors, lines)
-        if mark:
+        self._wait()
+        self.written, self.writing = self.writer.submit(kept.keep, folder, mark, tensors, lines), folder
+        if seconds:
             speed = (mark - (step or 0)) * pack.tokens * len(pack.seeds) / seconds
             kept.add_times(
                 folder, {"step": mark, "seconds": seconds, "tokens per second": speed, "learners": len(learners)}
             )
         for learner in learners:
             learner.leave()
+
+    def _wait(self) -> None:
+        """Until what was handed over last is written; what went wrong with it goes wrong here."""
+        if self.written is not None:
+            self.written.result()
 
     def _learners(self, pack: Pack, fresh: bool) -> list[Learner]:
         """Those of an entrant, made once: what is compiled serves all its rates; fresh ones are at their initial weights."""
@@ -213,7 +226,7 @@ class Running:
         lost = [line["diverged"] is not None for line in lines[-len(pack.seeds) :]]
         if step == mark or (lost and all(lost)):
             nothing = [math.nan] * len(pack.seeds)
-            return Trained(nothing, [None] * len(pack.seeds)), 1.0
+            return Trained(nothing, [None] * len(pack.seeds)), 0.0
         began = time.perf_counter()
         each = [self._learn(pack, learner, step, mark) for learner in learners]
         losses, broke = (torch.cat(part).tolist() for part in zip(*each, strict=True))  # waits for the device

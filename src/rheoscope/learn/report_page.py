@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rheoscope.learn.entrants import ENTRANTS
+from rheoscope.learn.entrants import ENTRANTS, penalties
 from rheoscope.report.page import Page
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Mark, Panel, Picture
 from rheoscope.report.plot.fields import band
@@ -33,11 +33,11 @@ def page_of(found: "xarray.Dataset", speeds: dict[str, float], name: str) -> Pag
 
 
 def picture(found: "xarray.Dataset") -> Picture:
-    """Three panels: losses, differences from the baseline of the same seed, and the loss at every rate of the grid."""
+    """Losses, differences from the baseline of the same seed, the loss at every rate of the grid, and along a dial where there is one."""
     return Picture(
         "The race",
         "Means over seeds; bands are 95 % intervals of the mean by Student's law. A difference below 0 is ahead of the baseline.",
-        (_losses(found), _differences(found), _rates(found)),
+        (_losses(found), _differences(found), *([_rates(found)] if found.sizes["rate"] > 1 else []), *_dials(found)),
     )
 
 
@@ -90,6 +90,40 @@ def _rates(found: "xarray.Dataset") -> Panel:
         Axis("rate", log=True),
         Axis("loss"),
     )
+
+
+def _dials(found: "xarray.Dataset") -> list[Panel]:
+    """For every penalty that entrants have at several strengths: how far from the baseline, and how soon at the target, against λ."""
+    told = [(penalties(name), at) for at, name in enumerate(_names(found))]
+    panels = []
+    for penalty in dict.fromkeys(name for one, _ in told for name in one):
+        along = sorted((one[penalty], at) for one, at in told if set(one) == {penalty} and one[penalty] > 0)
+        if len(along) > 1:
+            at = [place for _, place in along]
+            panels += _dial(found, penalty, np.array([strength for strength, _ in along]), at)
+    return panels
+
+
+def _dial(found: "xarray.Dataset", penalty: str, strengths: np.ndarray, at: list[int]) -> list[Panel]:
+    rows = found.isel(entrant=at)
+    zero = Line("baseline", strengths, np.zeros(len(at)), "null", "dashed")
+    once = Line("baseline", strengths, np.ones(len(at)), "null", "dashed")
+    far = band(strengths, rows.difference_low.values, rows.difference_high.values, "first", "95 % interval")
+    soon = band(
+        strengths, rows.tokens_ratio_low.values, rows.tokens_ratio_high.values, "first", "interval of the median"
+    )
+    axis = Axis(f"λ of {penalty}", log=True)
+    return [
+        Panel(
+            f"Final loss along the dial: {penalty}", "difference from the baseline; the stronger, the further to the right",
+            (*far, Line(penalty, strengths, rows.difference.values), zero), axis, Axis("loss − baseline's"),
+        ),
+        Panel(
+            f"Tokens to the target along the dial: {penalty}", "over the baseline's, median over seeds; nothing where it was never reached",
+            (*soon, Line(penalty, strengths, np.where(np.isfinite(rows.tokens_ratio.values), rows.tokens_ratio.values, np.nan)), once),
+            axis, Axis("times the tokens"),
+        ),
+    ]  # fmt: skip
 
 
 def _curve(x: np.ndarray, y: np.ndarray, name: str, colour: str) -> list[Mark]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rheoscope.files import check_outputs, undone
 from rheoscope.learn.curves import AHEAD, BEHIND
-from rheoscope.learn.entrants import ENTRANTS, entrants
+from rheoscope.learn.entrants import ENTRANTS
 from rheoscope.learn.kept import DATA
 from rheoscope.learn.race import Race, Tell, race
 from rheoscope.learn.result import FIELDS, result, times
@@ -61,7 +61,7 @@ def show_race(
     except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
         raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
     asked = Race(wanted, tuple(mechanisms), seeds, tuple(rates), held_out_tokens)
-    entrants(asked.mechanisms, wanted.config)  # a name that is not known is told before anything is prepared
+    asked.packs()  # a name that is not known is told before anything is prepared
     with placed(device) as place, undone(out), preparing(place.first) as told:
         corpus = corpus_for(wanted, data, held_out, out / DATA, place, told)
     try:
