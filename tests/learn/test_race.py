@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import torch
 
 from rheoscope.learn import kept
 from rheoscope.learn.finished import model_of
-from rheoscope.learn.race import Race, ahead, race
+from rheoscope.learn.race import Race, Running, ahead, race
 from rheoscope.learn.result import result
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Batch, evaluate
+from rheoscope.models.train import Place
 from rheoscope.shapes import RheoscopeError
 from tests.learn.cases import Letters, recipe
 
@@ -273,8 +275,6 @@ def test_where_all_seeds_diverged_nothing_more_is_trained(tmp_path: Path) -> Non
 
 
 def test_batches_are_read_one_step_ahead_in_order() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     def read(at: int) -> Any:
         return (torch.tensor([[at]]), torch.tensor([[at]])), torch.ones(1)
 
@@ -313,3 +313,19 @@ def test_models_that_are_not_there_are_refused(undisturbed: Path) -> None:
     for name, seed, rate in (("metric", 0, None), ("tied", 2, None), ("tied", 0, 3.0)):
         with pytest.raises(RheoscopeError, match="has untied, tied with seeds 0 to 1"):
             model_of(undisturbed, name, seed, rate)
+
+
+def test_processes_share_a_race(undisturbed: Path, tmp_path: Path) -> None:
+    """Each takes entrants of its own, at all their rates; together they write what one would."""
+    out, seen = tmp_path / "out", []
+    kept.same_race(out, small().told(Letters()))
+    for rank in (1, 0):
+        with ThreadPoolExecutor(1) as writer:
+            place = Place(torch.device("cpu"), rank, world=2)
+            running = Running(
+                small(), Letters(), out, place, False, True, lambda *told: None, lambda line: None, writer
+            )
+            running.run()
+            seen.append([pack.entrant for pack in running.packs])
+    assert seen == [["tied"], ["untied"]]
+    assert files(out) == files(undisturbed)

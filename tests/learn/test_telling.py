@@ -154,3 +154,12 @@ def test_every_field_has_a_definition() -> None:
     found = raced_by_hand()
     assert set(found.data_vars) == set(FIELDS)
     assert all(field.attrs["definition"] for field in found.data_vars.values())
+
+
+def test_with_halves_every_number_is_of_the_seeds_that_are_judged() -> None:
+    last = torch.tensor([1.0, 1.0, 3.0, 3.2], dtype=torch.float64)
+    found = compare([curves("untied", last), curves("tied", last + 1)], halves=True)
+    told = dataset(found, {"rates": [1e-3], "seeds": 4, "recipe": {"steps": 40}, "data": "by hand"})
+    assert told.final_loss.values == pytest.approx([3.1, 4.1])
+    assert told.judged.values.tolist() == [2, 3]
+    assert "chosen on seeds 0, 1, judged on 2, 3" not in telling.note(told)  # one rate is no choice

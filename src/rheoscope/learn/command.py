@@ -63,8 +63,8 @@ def race(
         )
     else:
         budget = seeds, _numbers(rates), held_out or (), settings or (), steps, held_out_tokens, device
-        show_race(recipe, _words(mechanisms), data, out, *budget)
-        show_report(out, target, halves, json, csv, html, explain)
+        if show_race(recipe, _words(mechanisms), data, out, *budget):
+            show_report(out, target, halves, json, csv, html, explain)
 
 
 def _words(told: str) -> list[str]:

@@ -31,7 +31,7 @@ def pack_folder(out: Path, entrant: str, rate: float) -> Path:
     >>> pack_folder(Path("run"), "metric:flops", 0.001).name
     'metric-by-flops@0.001'
     """
-    return out / PACKS / f"{entrant.replace(':', '-by-')}@{rate:g}"
+    return out / PACKS / f"{entrant.replace(':', '-by-')}@{rate!r}"
 
 
 def lines_of(folder: Path) -> list[Line]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.state import Say
 from rheoscope.models.task import Batch, Task
-from rheoscope.models.train import placed
+from rheoscope.models.train import Place, placed
 from rheoscope.shapes import RheoscopeError
 
 Tell = Callable[[int, int, str], object]
@@ -127,27 +128,30 @@ def race(
     **Laws** killed at any moment and called again, it ends with the same logs and weights, byte for byte on a CPU; packed seeds learn
     what each would alone, to rounding; a seed that diverges is logged as diverged and the others of its pack go on.
 
+    **Many GPUs** under `torchrun` every process takes its share of the entrants, on a device of its own, into one folder.
+
     **Siblings** `models.train.train` trains one model and keeps the best of it.
     """
     asked = replace(asked, recipe=replace(asked.recipe, config=asked.recipe.config.but(vocabulary=task.vocabulary)))
     task.check(asked.recipe)
-    kept.same_race(out, asked.told(task))
-    with (
-        placed(device) as place,
-        many_graphs(compiled := place.device.type == "cuda" if compiled is None else compiled),
-        ThreadPoolExecutor(1) as writer,
-    ):
-        Running(asked, task, out, place.device, compiled, packed, tell, say, writer).run()
+    with placed(device) as place, ThreadPoolExecutor(1) as writer:
+        if place.first:
+            kept.same_race(out, asked.told(task))
+        place.wait()
+        compiled = place.device.type == "cuda" if compiled is None else compiled
+        with many_graphs(compiled):
+            Running(asked, task, out, place, compiled, packed, tell, say, writer).run()
+        place.wait()
 
 
 @dataclass(eq=False)
 class Running:
-    """A race on one device."""
+    """A race on one device, or this process's share of one."""
 
     asked: Race
     task: Task
     out: Path
-    device: torch.device
+    place: Place
     compiled: bool
     packed: bool
     tell: Tell
@@ -158,9 +162,20 @@ class Running:
     learners: dict[str, list[Learner]] = field(default_factory=dict)
     done: int = 0
 
+    @property
+    def device(self) -> torch.device:
+        return self.place.device
+
+    @cached_property
+    def packs(self) -> list[Pack]:
+        """Those of this process: entrants are dealt out, each with all its rates."""
+        every = self.asked.packs()
+        names = list(dict.fromkeys(pack.entrant for pack in every))
+        return [pack for pack in every if names.index(pack.entrant) % self.place.world == self.place.rank]
+
     def run(self) -> None:
         """Every pack to every mark, in turns; one is kept while the next one trains."""
-        packs = [(pack, kept.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in self.asked.packs()]
+        packs = [(pack, kept.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in self.packs]
         stand = [kept.step_of(kept.lines_of(folder)) or 0 for _, folder in packs]
         self.done = sum(step * pack.tokens * len(pack.seeds) for step, (pack, _) in zip(stand, packs, strict=True))
         for mark in self.asked.marks():
@@ -236,7 +251,7 @@ class Running:
         """Steps up to a mark: the mean loss of each seed on the way, and the step at which it was no number, 0 where it was one."""
         total = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.float64)
         broke = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.long)
-        whole = self.asked.recipe.steps * pack.tokens * len(pack.seeds) * len(self.asked.packs())
+        whole = self.asked.recipe.steps * pack.tokens * len(pack.seeds) * len(self.packs)
         what = f"{pack.entrant} at {pack.recipe.rate:g}"
         with ThreadPoolExecutor(1) as reader:
             for at, (batch, tokens) in ahead(reader, lambda at: self._work(pack, learner, at), step, mark):

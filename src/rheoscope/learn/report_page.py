@@ -20,7 +20,7 @@ def page_of(found: "xarray.Dataset", speeds: dict[str, float], name: str) -> Pag
     from rheoscope.learn.telling import speed_table, table
 
     page = Page(f"A race: {name}", table(found).note)
-    for one in (table(found), speed_table(speeds)):
+    for one in (table(found), speed_table(found, speeds)):
         page = page.table(one.heading, one.header, one.rows, one.words, one.note)
     page = page.drawing(picture(found))
     told = {

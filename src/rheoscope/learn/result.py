@@ -70,7 +70,9 @@ def dataset(found: Found, told: dict[str, Any]) -> "xarray.Dataset":
     import xarray as xr
 
     rows, base = found.rows, found.rows[0]
-    numbers = {name: np.array([_numbers(row, base)[name] for row in rows]) for name in _numbers(base, base)}
+    judged = [base.curves.seeds.index(seed) for seed in found.judged]
+    each = [_numbers(row, base, judged) for row in rows]
+    numbers = {name: np.array([one[name] for one in each]) for name in each[0]}
     numbers |= {
         "loss": np.stack([row.curves.loss.numpy() for row in rows]),
         "train_loss": np.stack([row.curves.train.numpy() for row in rows]),
@@ -97,9 +99,9 @@ def dataset(found: Found, told: dict[str, Any]) -> "xarray.Dataset":
     return xr.Dataset(arrays, places, facts)
 
 
-def _numbers(row: Row, base: Row) -> dict[str, float | str | int]:
+def _numbers(row: Row, base: Row, judged: list[int]) -> dict[str, float | str | int]:
     """Everything that is one number, or one word, for an entrant."""
-    d, last = row.difference, row.curves.last
+    d, last = row.difference, row.curves.last[judged]
     middle, low, high = median(row.tokens_ratio)
     cost, of_base = (one.curves.flops[-1] / max(one.curves.tokens[-1], 1) for one in (row, base))
     apart: dict[str, float] = {

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,8 +53,8 @@ def show_race(
     steps: int | None = None,
     held_out_tokens: int = 100_000,
     device: str | None = None,
-) -> None:
-    """Prepare the data, race or go on racing."""
+) -> bool:
+    """Prepare the data, race or go on racing; gives whether this process is the one that tells of it."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
     try:
         wanted = recipe(name).but(**changes)
@@ -62,14 +62,16 @@ def show_race(
         raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
     asked = Race(wanted, tuple(mechanisms), seeds, tuple(rates), held_out_tokens)
     asked.packs()  # a name that is not known is told before anything is prepared
-    with placed(device) as place, undone(out), preparing(place.first) as told:
-        corpus = corpus_for(wanted, data, held_out, out / DATA, place, told)
-    try:
-        with racing() as tell:
-            race(asked, task_of(corpus, wanted), out, device, tell=tell, say=_say)
-    except KeyboardInterrupt:
-        _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
-        raise SystemExit(130) from None
+    with placed(device) as place:
+        with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
+            corpus = corpus_for(wanted, data, held_out, out / DATA, place, told)
+        try:
+            with racing(place.first) as tell:
+                race(asked, task_of(corpus, wanted), out, device, tell=tell, say=_say)
+        except KeyboardInterrupt:
+            _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
+            raise SystemExit(130) from None
+        return place.first
 
 
 def show_report(
@@ -88,7 +90,7 @@ def show_report(
     found, speeds = result(out, target, halves), times(out)
     terminal, said = Terminal(console(), [], explain), []
     terminal.show(table(found))
-    terminal.show(speed_table(speeds))
+    terminal.show(speed_table(found, speeds))
     if json is not None:
         said.append(write_json({"race": as_json(found), "tokens_per_second": speeds}, json))
     if csv is not None:
@@ -121,9 +123,17 @@ def note(found: "xarray.Dataset") -> str:
     same = told["rates_chosen_on"] == told["judged_on"]
     chosen = "on the same seeds" if same else f"on seeds {told['rates_chosen_on']}, judged on {told['judged_on']}"
     grid = f"each at the best of {rates} rates, chosen {chosen}; " if rates > 1 else ""
+    ends = {float(found.rate.min()), float(found.rate.max())} if rates > 2 else set()
+    outer = [
+        str(name)
+        for name, rate in zip(found.entrant.values, found.best_rate.values, strict=True)
+        if float(rate) in ends
+    ]
     return (
         f"Differences are paired by seed, {grid}p after Holm's correction over {found.sizes['entrant'] - 1} entrants. tokens and FLOPs: "
         f"to a loss of {told['target']:.4f}, over the baseline's, median over seeds."
+        + f" At an end of the grid, where a wider one might help: {', '.join(outer)}."
+        * bool(outer)
     )
 
 
@@ -152,14 +162,20 @@ def _times(ratio: float) -> str:
     return "never" if ratio == float("inf") else f"{fixed(ratio, 2)} ×"
 
 
-def speed_table(speeds: dict[str, float]) -> Table:
-    """Tokens a second of every entrant on this machine, beside the baseline's."""
+def speed_table(found: "xarray.Dataset", speeds: dict[str, float]) -> Table:
+    """Tokens a second of every entrant on this machine, and its time to the target, beside the baseline's."""
     base = next(iter(speeds.values()), float("nan"))
+    soon = dict(zip(map(str, found.entrant.values), map(float, found.tokens_ratio.values), strict=True))
     rows = [
-        [Cell(name, style="bold"), Cell(f"{speed:,.0f}"), Cell(f"{base / speed:.2f} ×")]
+        [
+            Cell(name, style="bold"),
+            Cell(f"{speed:,.0f}"),
+            Cell(f"{base / speed:.2f} ×"),
+            Cell(_times(soon[name] * base / speed)),
+        ]
         for name, speed in speeds.items()
     ]
-    header = cells(["entrant", "tokens/s, all seeds", "time of a step"])
+    header = cells(["entrant", "tokens/s, all seeds", "time of a step", "time to target"])
     return Table("How long it took here", header, rows, note="Of this machine, in turns; no part of --json's race.")
 
 
@@ -168,11 +184,14 @@ def _say(line: str) -> None:
 
 
 @contextmanager
-def racing() -> Iterator[Tell]:
+def racing(shown: bool) -> Iterator[Tell]:
     """On a terminal a bar with who is training, the rate and the time left; a line now and then where stderr is a pipe."""
     from rheoscope.report.progress import progress
 
     where = console(stderr=True)
+    if not shown:
+        yield lambda tokens, total, what: None
+        return
     if not where.is_terminal:
         with progress("racing") as hear:
             yield lambda tokens, total, what: hear(tokens, total)
