@@ -59,10 +59,10 @@ class Watched(Letters):
 
 def test_all_entrants_read_the_same_batches_in_the_same_order(tmp_path: Path) -> None:
     task = Watched()
-    race(small(mechanisms=("tied", "metric"), rates=(1e-2, 1e-3)), task, tmp_path / "out", "cpu")
+    race(small(mechanisms=("metric",), rates=(1e-2, 1e-3)), task, tmp_path / "out", "cpu")
     steps = range(recipe().steps)
     per_pack = [(seed, step) for step in steps for seed in (0, 1)]
-    packs = 3 * 2
+    packs = 2 * 2
     assert sorted(task.asked) == sorted([*per_pack * packs, (0, 0)])  # and once for the fingerprint
     for step in steps:
         for seed in (0, 1):
@@ -131,7 +131,7 @@ def stopping(at: int) -> Any:
     return tell
 
 
-@pytest.mark.parametrize("at", [1, 3, 8])
+@pytest.mark.parametrize("at", [3, 8])
 def test_a_race_that_is_stopped_goes_on_to_the_same_files(at: int, undisturbed: Path, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         race(small(), Letters(), tmp_path / "out", "cpu", tell=stopping(at))

@@ -14,9 +14,10 @@ from torch import nn
 
 from rheoscope.attention.cost import attention_cost
 from rheoscope.attention.modules import Attention
+from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.config import Config
 from rheoscope.models.places import Places
-from rheoscope.models.transformer import build, parameter_count
+from rheoscope.models.transformer import architecture, parameter_count
 from rheoscope.shapes import RheoscopeError
 
 Changes = Callable[[Config], dict[str, Any]]
@@ -165,8 +166,8 @@ TABLES = (nn.Embedding, Places, nn.ParameterDict)
 
 
 def _shape(config: Config) -> nn.Module:
-    with torch.device("meta"):
-        return build(config)
+    with torch.device("meta"), Undrawn():
+        return architecture(config)
 
 
 MEASURES: dict[str, Callable[[Config], int]] = {"parameters": parameters, "flops": flops}

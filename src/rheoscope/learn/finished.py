@@ -7,8 +7,9 @@ import torch
 from rheoscope.learn.entrants import entrant as config_of
 from rheoscope.learn.initial import with_seed
 from rheoscope.learn.kept import lines_of, pack_folder, read_race, state_of, step_of
+from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.config import Config
-from rheoscope.models.transformer import Transformer, Translator, build
+from rheoscope.models.transformer import Transformer, Translator, architecture
 from rheoscope.shapes import RheoscopeError
 
 
@@ -34,8 +35,8 @@ def model_of(out: Path, entrant: str, seed: int, rate: float | None = None) -> T
     if step is None:
         raise RheoscopeError(f"{out} has nothing of {entrant} yet; type the command of the race again to go on")
     held = state_of(folder, step)
-    with torch.random.fork_rng(devices=[]):
-        model = build(with_seed(config_of(entrant, Config.of(told["recipe"]["config"])), seed))
+    with Undrawn():
+        model = architecture(with_seed(config_of(entrant, Config.of(told["recipe"]["config"])), seed))
     for name, own in model.named_parameters():
         alone = held.get(f"{seed}.weights.{name}")
         own.copy_(held[f"0.weights.body.{name}"][seed] if alone is None else alone)

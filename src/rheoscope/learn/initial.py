@@ -30,7 +30,7 @@ def drawn(config: Config, seed: int) -> Transformer | Translator:
     """
     config = with_seed(config, seed)
     with torch.random.fork_rng(devices=[]), ByName(seed, names_of_draws(config)):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return build(config)
 
 
@@ -85,5 +85,5 @@ class ByName(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DRAWS:
             told = hashlib.sha256(f"{self.seed} {next(self.names)}".encode()).digest()
-            torch.manual_seed(int.from_bytes(told[:7], "big"))
+            torch.default_generator.manual_seed(int.from_bytes(told[:7], "big"))
         return func(*args, **kwargs or {})

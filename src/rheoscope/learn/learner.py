@@ -93,7 +93,8 @@ class Learner:
 
     def step(self, recipe: Recipe, step: int, batch: Batch, tokens: Float[Tensor, " seeds"]) -> Losses:
         """One step of the optimisers, `tokens` of each seed predicted; gives each seed's loss per token before it."""
-        torch.manual_seed((step * 1_000_003 + self.seeds[0]) % 2**63)  # dropout, if there is any
+        if recipe.config.dropout or recipe.config.attention_dropout:
+            torch.manual_seed((step * 1_000_003 + self.seeds[0]) % 2**63)
         total = torch.zeros(len(self.seeds), device=self.device)
         for x, y in self._pieces(batch, recipe.accumulate):
             with autocast(self.device):

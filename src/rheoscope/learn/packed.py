@@ -22,9 +22,10 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
 from rheoscope.attention.parameters import with_tensors
 from rheoscope.attention.position import ALiBi, NoPosition
+from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.places import LearnedTable, Places
 from rheoscope.models.projections import SymmetricSkew, TiedPositional
-from rheoscope.models.transformer import Embedding, Linear, Transformer, build
+from rheoscope.models.transformer import Embedding, Linear, Transformer, architecture
 from rheoscope.shapes import RheoscopeError
 
 Cloud = Float[Tensor, "sb n d"]
@@ -83,8 +84,8 @@ class Packed(nn.Module):
         >>> torch.equal(Packed([model]).unpack(0).unembed.weight, model.unembed.weight)
         True
         """
-        with torch.random.fork_rng(devices=[]):
-            model = build(self.configs[at])
+        with Undrawn():
+            model = architecture(self.configs[at])
         mine = dict(self.body.named_parameters(remove_duplicate=False))
         for name, own in model.named_parameters():
             own.copy_(mine[name][at])

@@ -109,6 +109,11 @@ class Pack:
         """What one seed reads in one step."""
         return self.recipe.batch * self.recipe.context
 
+    @cached_property
+    def flops(self) -> int:
+        """What that costs."""
+        return self.tokens * flops(self.recipe.config, self.recipe.context)
+
 
 def race(
     asked: Race,
@@ -298,7 +303,7 @@ def measured(
 ) -> list[kept.Line]:
     """A line for every seed; what has diverged stays so."""
     lost = {line["seed"]: line["diverged"] for line in before[-len(pack.seeds) :]}
-    told, cost = [], flops(pack.recipe.config, pack.recipe.context) * mark * pack.tokens
+    told, cost = [], pack.flops * mark
     for at, seed in enumerate(pack.seeds):
         diverged = lost.get(seed) or trained.broke[at] or (None if math.isfinite(held_out[at]) else mark)
         told.append(

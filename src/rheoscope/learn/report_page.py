@@ -36,7 +36,8 @@ def picture(found: "xarray.Dataset") -> Picture:
     """Losses, differences from the baseline of the same seed, the loss at every rate of the grid, and along a dial where there is one."""
     return Picture(
         "The race",
-        "Means over seeds; bands are 95 % intervals of the mean by Student's law. A difference below 0 is ahead of the baseline.",
+        "Means over the seeds that did not diverge; bands are 95 % intervals of the mean by Student's law. A difference below 0 is ahead "
+        "of the baseline.",
         (_losses(found), _differences(found), *([_rates(found)] if found.sizes["rate"] > 1 else []), *_dials(found)),
     )
 
@@ -45,7 +46,7 @@ def _losses(found: "xarray.Dataset") -> Panel:
     marks = [
         mark
         for at, name in enumerate(_names(found))
-        for mark in _curve(found.tokens.values, found.loss.values[at], name, _colour(at))
+        for mark in _curve(found.tokens.values, found.loss.values[at], name, at)
     ]
     return Panel(
         "Held-out loss",
@@ -63,7 +64,7 @@ def _differences(found: "xarray.Dataset") -> Panel:
         mark
         for at, name in enumerate(_names(found))
         if at
-        for mark in _curve(found.tokens.values, loss[at] - loss[0], name, _colour(at))
+        for mark in _curve(found.tokens.values, loss[at] - loss[0], name, at)
     ]
     zero = Line("baseline", found.tokens.values, np.zeros(found.sizes["step"]), "null", "dashed")
     return Panel(
@@ -126,10 +127,17 @@ def _dial(found: "xarray.Dataset", penalty: str, strengths: np.ndarray, at: list
     ]  # fmt: skip
 
 
-def _curve(x: np.ndarray, y: np.ndarray, name: str, colour: str) -> list[Mark]:
-    """The mean over seeds in its band."""
-    low, high = (end.numpy() for end in student_ends(torch.as_tensor(y).mT))
-    return [*band(x, low, high, colour, f"{name}, 95 % interval"), Line(name, x, y.mean(0), colour)]
+def _curve(x: np.ndarray, y: np.ndarray, name: str, at: int) -> list[Mark]:
+    """The mean over seeds in its band, of those that did not diverge; nothing where none is left."""
+    there = y[np.isfinite(y).all(1)]
+    if not len(there):
+        return []
+    low, high = (end.numpy() for end in student_ends(torch.as_tensor(there).mT))
+    style = "dashed" if at >= len(CLUSTERS) else "solid"
+    return [
+        *band(x, low, high, _colour(at), f"{name}, 95 % interval"),
+        Line(name, x, there.mean(0), _colour(at), style),
+    ]
 
 
 def _names(found: "xarray.Dataset") -> list[str]:
