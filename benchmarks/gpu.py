@@ -54,7 +54,7 @@ class Given:
         return self.model.trace(self.batch)
 
     def fresh(self) -> Any:
-        """The same Traces, with nothing computed from them yet."""
+        """The same Traces, with what the forward pass kept and nothing computed from them yet."""
         return self.traces[:]
 
     def forward(self, texts: int) -> None:

@@ -10,6 +10,7 @@ from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.attention.lower.kernels.offer import TRITON
 from rheoscope.space.carried import Carried, dot
 from rheoscope.space.layer_by_layer import layer_by_layer
+from rheoscope.space.outputs import in_common
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import There, mean
 from rheoscope.space.trace import Trace
@@ -97,7 +98,7 @@ def lengths_and_products(
     gram, (*texts, n, _) = write @ write.mT, outputs[0].shape
     found = torch.empty(2, len(write), *texts, write.shape[1], n, dtype=torch.float32, device=write.device)
     for layer, (heads, z, way) in enumerate(zip(view.blocks, outputs, ways, strict=True)):
-        common, seen = heads.value_bias, way @ write[layer].flatten(0, 1).mT
+        common, seen = in_common(heads), way @ write[layer].flatten(0, 1).mT
         rows = (x.reshape(-1, n, x.shape[-1]) for x in (z, seen))
         length, along = (x.reshape(-1, *x.shape[-2:]) for x in found[:, layer])
         head_dots(next(rows), None if common is None else common.to(z.dtype), gram[layer], next(rows), length, along)

@@ -222,13 +222,20 @@ def q_values(p: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
     >>> [round(q, 3) for q in q_values(torch.tensor([0.01, 0.02, 0.6])).tolist()]
     [0.03, 0.03, 0.6]
     """
-    there = ~p.isnan()
-    order = p[there].argsort()
-    steps = p[there][order] * len(order) / torch.arange(1, len(order) + 1, device=p.device)
-    falling = steps.flip(0).cummin(0).values.flip(0).clamp(max=1)
-    found = p.clone()
-    found[there] = torch.empty_like(falling).index_copy_(0, order, falling)
-    return found
+    return q_values_of_rows(p.flatten()[None])[0].reshape(p.shape)
+
+
+def q_values_of_rows(p: Float[Tensor, "t h"]) -> Float[Tensor, "t h"]:
+    """The same of every row by itself.
+
+    >>> q_values_of_rows(torch.tensor([[0.01, 0.02, torch.nan], [0.5, 0.01, 0.6]])).tolist()[0][:2]
+    [0.019999999552965164, 0.019999999552965164]
+    """
+    line, order = torch.where(p.isnan(), torch.inf, p).sort(-1)  # what is no number comes last
+    places = torch.arange(1, p.shape[-1] + 1, device=p.device)
+    steps = line * (~p.isnan()).sum(-1, keepdim=True) / places
+    falling = steps.flip(-1).cummin(-1).values.flip(-1).clamp(max=1)
+    return torch.where(p.isnan(), torch.nan, torch.empty_like(falling).scatter_(-1, order, falling)).to(p.dtype)
 
 
 def holm(p: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
