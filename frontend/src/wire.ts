@@ -1,7 +1,7 @@
 /** The studio's answers as values, whether a server gives them or the files of an export. */
 
 export interface Model { id: string; name: string; title: string; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: string; ready: boolean }
-export interface State { version: string; models: Model[]; model: string; example: string | null; limits: { tokens: number; text_bytes: number; jobs: number } }
+export interface State { version: string; models: Model[]; model: string; example: string | null; corpus?: string | null; limits: { tokens: number; text_bytes: number; jobs: number } }
 export interface FieldSaid { dims: string[]; definition: string; unit?: string; null?: string; null_sd?: string }
 export interface AnalysisSaid { name: string; question: string; needs: string; dear: boolean; room: string; fields: Record<string, FieldSaid>; settings: Record<string, unknown> }
 export interface Catalogue { analyses: AnalysisSaid[]; questions: { name: string; question: string; needs: string[]; deeper: string }[]; operations: { name: string; title: string; takes?: string | null }[] }
@@ -23,6 +23,15 @@ export interface Pair { first: number; second: number; before: number; after: nu
 export type Image = 'query' | 'key' | 'content'
 export interface Images { flat: Record<'E' | Image, Field>; agreement: Float32Array; shares: Record<'E' | Image, number[]>; pairs: Record<Image, Record<'torn' | 'glued', Pair[]>>; edited: boolean }
 export interface TokenSaid { lens: { step: string; shown: string; probability: number }[]; written: { component: string; logits: number }[] }
+
+/** A corpus run: what it is of, how far it is (`shards` of `of`), and which fields of heads it holds (`analysis.field`). */
+export interface CorpusSaid { name: string; model: string; weights: string; layers: number; heads: number; texts: number; tokens: number; rejects: number; shards: number; of: number; length: number; packed: boolean; fields: string[] }
+/** A field of all heads over the corpus: mean, low, high, sd, texts and, where there is one, null. */
+export interface CorpusField { coords: Answer['coords']; arrays: Record<string, Field> }
+/** `around`: what stands before the token that the example is about, the token, and what stands after it. */
+export interface CorpusExample { value: number; text: string; file: string; line: number; tokens: number; token: number | null; around: [string, string, string] | null }
+export interface Distribution { edges: number[]; shares: number[]; null: number[] | null; outside: number }
+export interface CorpusHead { mean: number | null; low: number | null; high: number | null; sd: number | null; texts: number; documents: number; items: number; quantiles: Record<string, number | null>; distribution: Distribution; most: CorpusExample[]; least: CorpusExample[] }
 
 export interface ArraySaid { name: string; dtype: string; shape: number[]; dims: string[]; offset: number; scale?: number; zero?: number; missing?: boolean }
 export interface Field { values: Float32Array; shape: number[]; dims: string[] }
@@ -236,6 +245,12 @@ export class Client {
   verdicts = (id: string) => this.json<{ verdicts: Verdict[] } & Findings>(`api/traces/${id}/verdicts`)
   spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
   token = (id: string, at: number) => this.json<TokenSaid>(`api/traces/${id}/token/${at}`)
+  corpus = () => this.json<CorpusSaid>('api/corpus')
+  corpusHead = (analysis: string, field: string, layer: number, head: number, piece: number) => this.json<CorpusHead>(`api/corpus/${analysis}/${field}/${layer}/${head}`, { piece: String(piece) })
+  async corpusField(analysis: string, field: string): Promise<CorpusField> {
+    const { header, arrays } = await this.binary(`api/corpus/${analysis}/${field}`)
+    return { coords: header.coords, arrays }
+  }
   openModel = (source: string): Promise<{ job: string; model?: Model | string }> => this.source.ask('api/models', { source })
   trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; questions?: string[]; window?: number }): Promise<{ id: string; job: string; cached: boolean }> => this.source.ask('api/traces', body)
   attribution = (id: string, body: { layer: number; head: number; query: number; key: number }): Promise<Attribution> => this.source.ask(`api/traces/${id}/attribution`, body)

@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from rheoscope.corpus.command import corpus
+from rheoscope.learn.command import race
 from rheoscope.learn.train_command import heal, learned, train
 from rheoscope.report.bench import bench
 from rheoscope.report.console import show_anyhow
+from rheoscope.report.dynamics_command import dynamics
 from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, First, Html, Json, ModelName, Text, Window
 from rheoscope.report.several import Several
 from rheoscope.studio.command import studio
@@ -362,32 +364,10 @@ def generate_command(
     show(text_of(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)
 
 
-@app.command("dynamics")
-def dynamics_command(
-    names: Annotated[list[str] | None, typer.Argument(help="Experiments; see --list.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every experiment.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Show every experiment.")] = False,
-    seed: Annotated[int, typer.Option(help="Another one draws other particles.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Draw each figure (PNG) into this directory.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write every number and curve to this file.")] = None,
-) -> None:
-    """The theory bench: particles under attention without trained weights, each number beside the one that theory gives.
-
-    Examples:  rheoscope dynamics --list    ·    rheoscope dynamics equiangular --out figures    ·    rheoscope dynamics --all
-    """
-    from rheoscope.flow.dynamics.bench import experiments
-    from rheoscope.report.dynamics import show, show_bench
-
-    if listed:
-        show_bench()
-    elif not names and not every:
-        raise typer.BadParameter("type rheoscope dynamics NAME…, --all, or --list for the experiments")
-    else:
-        show(list(experiments()) if every else names or [], seed, out, json)
-
-
 app.command("train", cls=Several)(train)
+app.command("dynamics")(dynamics)
 app.command("learned")(learned)
+app.command("race", cls=Several)(race)
 app.command("heal", cls=Several)(heal)
 app.command("bench")(bench)
 app.command("studio")(studio)

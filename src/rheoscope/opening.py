@@ -37,6 +37,7 @@ def load(
     `transformers` or of `rheoscope.models` (with `tokenizer=`). `untrained=True` gives the same architecture at
     the initial weights of its own family, the control that every claim about training needs; no weight file is read,
     and `seed` draws other ones. `device` is a GPU where there is one that works, the CPU else; a model already built stays where it is.
+    `device="auto"` lays the layers of a pretrained model that is larger than a GPU over all of them (by accelerate).
     float32 on the CPU, the checkpoint's dtype on a GPU, unless `dtype` says.
     `progress(done, total)` is told how far reading, hashing and proving are; the command draws a bar of it.
 
@@ -58,11 +59,20 @@ def load(
             f"this installation has no default model ({DEFAULT}); type the name or the directory of another model"
         )
     source = DEFAULT if source is None else source
-    device = usual_device() if device is None and not isinstance(source, nn.Module) else device
+    ours = _is_ours(source)
+    device = device_for(source, device, ours)
     stages = stage(progress, 0, 50), stage(progress, 50, 75), stage(progress, 75, 100)
-    if _is_ours(source):
+    if ours:
         return _ours(source, device, dtype, tokenizer, drawn, stages)
     return _theirs(source, device, dtype, revision, tokenizer, drawn, stages)
+
+
+def device_for(source: Any, device: str | None, ours: bool) -> str | None:
+    """The device by name: a model already built stays where it is, and `auto` is for what may be larger than a GPU."""
+    usual = (device is None and not isinstance(source, nn.Module)) or (
+        device == "auto" and (ours or usual_device() == "cpu")
+    )
+    return usual_device() if usual else device
 
 
 def _drawn(untrained: bool, seed: int) -> int | None:

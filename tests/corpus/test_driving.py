@@ -4,7 +4,10 @@ import errno
 import fcntl
 import gzip
 import os
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,13 @@ from rheoscope.catalogue import analysis
 from rheoscope.corpus import rows as written
 from rheoscope.corpus.driving import Here, drive, resume
 from rheoscope.corpus.job import Job
+from rheoscope.corpus.room import Room
 from rheoscope.corpus.spread import spread
 from rheoscope.corpus.work import Worker
 from rheoscope.shapes import RheoscopeError
 from tests.corpus.cases import ASKED, content, job, lines, text_file, tiny_model
 
+pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 TEXTS = [*lines(30), "too short", "b" * 40]
 
@@ -173,26 +178,77 @@ def test_rows_without_a_text_are_told_and_the_run_goes_on(model: str, tmp_path: 
     assert table(tmp_path / "run", "rows/agreement.layer_head")["text"].nunique() == 1
 
 
-def test_a_full_disk_leaves_nothing_torn_and_the_run_goes_on_later(
-    first: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, folder = first
-    calls = iter(range(1000))
+def without_room(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
+    """A disk on which there is no room from one write on to another."""
+    calls = iter(range(10_000))
 
     def full(table: Any, path: Path, **how: Any) -> None:
         path.write_bytes(b"torn")
-        if next(calls) == 11:
+        if first <= next(calls) < last:
             raise OSError(errno.ENOSPC, "No space left on device")
         pq_write(table, path, **how)
 
     pq_write = pq.write_table
     monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(RheoscopeError, match="the disk is full; make room, then type rheoscope corpus resume"):
+
+
+def test_a_full_disk_is_waited_for_and_nothing_is_missing(
+    first: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, folder = first
+    monkeypatch.setattr("rheoscope.corpus.room.PAUSES", (0.0,) * 9)
+    without_room(monkeypatch, 11, 15)
+    drive(asked, tmp_path / "run")
+    told = capsys.readouterr().err
+    assert told.count("is full; make room within") == 1
+    assert f"the disk of {tmp_path / 'run'} is full" in told
+    assert content(tmp_path / "run") == content(folder)
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "summary"])
+def test_a_disk_that_stays_full_leaves_nothing_torn_and_the_run_goes_on_later(
+    first: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: bool
+) -> None:
+    asked, folder = first
+    monkeypatch.setattr("rheoscope.corpus.room.PAUSES", (0.0,))
+    files = sum(name.endswith(".parquet") for name in content(folder))
+    without_room(monkeypatch, 11 if rows else files - 1, 10_000)
+    with pytest.raises(RheoscopeError, match=f"the disk is full; .* rheoscope corpus resume {tmp_path / 'run'}$"):
         drive(asked, tmp_path / "run")
     assert all(data != b"torn" for data in content(tmp_path / "run").values())
     monkeypatch.undo()
     resume(tmp_path / "run")
     assert content(tmp_path / "run") == content(folder)
+
+
+def test_who_waits_for_room_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_room(monkeypatch, 0, 10_000)
+    room, found = Room(), Future[None]()
+
+    def wait() -> None:
+        try:
+            room.write(tmp_path / "part.parquet", pa.table({}))
+        except RheoscopeError as error:
+            found.set_exception(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    room.close()
+    thread.join()
+    with pytest.raises(RheoscopeError, match="the disk is full"):
+        found.result(0)
+
+
+def test_without_a_lock_of_the_kernels_nothing_is_begun(
+    first: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where a run can still be read."""
+    asked, folder = first
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(RheoscopeError, match=r"on Linux or macOS.*; on Windows type it in WSL"):
+        drive(asked, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert rs.open_corpus(folder).analyses == list(ASKED)
 
 
 def test_another_job_in_the_same_folder_is_refused(first: tuple[Job, Path], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rheoscope.corpus import telling
 from rheoscope.corpus.drift import drift
 from rheoscope.corpus.driving import Progress, drive
 from rheoscope.corpus.job import Job
+from rheoscope.corpus.pieces import PIECES
 from rheoscope.shapes import RheoscopeError
 from tests.corpus.cases import LETTERS, job, lines, text_file, tiny_model
 from tests.test_cli import rheoscope
@@ -43,7 +44,14 @@ def test_means_and_intervals_are_those_of_the_rows(runs: tuple[Job, Path, Path])
     own = rows.groupby(["layer", "head"])["sink"]
     np.testing.assert_allclose(found.sink.values.ravel(), own.mean(), rtol=1e-6)
     np.testing.assert_allclose(found.sink_sd.values.ravel(), own.std(), rtol=1e-5)
-    half = (1.959964 * own.std() / np.sqrt(own.count())).to_numpy()
+    rows["off"] = rows["sink"] - own.transform("mean")
+    rows["document"] = rows["text"] // PIECES
+    off = rows.groupby(["layer", "head", "document"])["off"].sum().groupby(["layer", "head"])
+    documents = off.count()
+    assert (documents < own.count()).all()
+    error = np.sqrt(off.apply(lambda x: (x**2).sum()) * documents / (documents - 1)) / own.count()
+    half = (1.959964 * error).to_numpy()
+    assert (found.sink_documents.values.ravel() == documents).all()
     np.testing.assert_allclose((found.sink_high - found.sink_low).values.ravel(), 2 * half, rtol=1e-5)
     middle = own.quantile(0.5).to_numpy()
     np.testing.assert_allclose(found.sink_quantiles.sel(quantile=0.5).values.ravel(), middle, rtol=0.02)

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from dataclasses import fields
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rheoscope.corpus.cells import Cells, cells_of, histogram
+from rheoscope.corpus.cells import Cells, cells_of
+from rheoscope.corpus.documents import Documents
+from rheoscope.corpus.histogram import Histogram
+from rheoscope.corpus.pieces import PIECES
 from rheoscope.corpus.summaries import BINS, Numbers, Summary, columns, edges, from_columns, merged, quantiles, summary
 from rheoscope.space.analysis import Field
 from tests.elsewhere import AWAY, elsewhere
@@ -28,11 +32,13 @@ def numbers(x: torch.Tensor, field: Field, ids: list[int]) -> Numbers:
     return found
 
 
-def same(one: Summary, other: Summary) -> bool:
-    pairs = [(getattr(one, part.name), getattr(other, part.name)) for part in fields(Summary)]
-    return all(
-        np.asarray(a).tobytes() == np.asarray(b).tobytes() if isinstance(a, np.ndarray) else a == b for a, b in pairs
-    )
+def same(one: Any, other: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(one, np.ndarray):
+        return one.tobytes() == other.tobytes()
+    if not isinstance(one, Summary | Documents):
+        return one == other
+    return all(same(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
 
 
 @given(st.data(), st.sampled_from([HEADS, TOKENS]), st.randoms(use_true_random=False))
@@ -41,7 +47,7 @@ def test_any_split_in_any_order_is_the_whole(data: st.DataObject, field: Field, 
     x = torch.from_numpy(
         data.draw(arrays(np.float32, st.tuples(st.integers(1, 7), st.just(2), st.just(3)), elements=VALUES))
     )
-    ids = list(range(10, 10 + len(x)))
+    ids = [at * PIECES for at in range(10, 10 + len(x))]
     whole = summary(numbers(x, field, ids), 2)
     order = draw.sample(range(len(x)), len(x))
     cut = sorted({0, len(x), data.draw(st.integers(0, len(x))), data.draw(st.integers(0, len(x)))})
@@ -101,12 +107,26 @@ def test_a_sort_and_a_table_count_alike(x: np.ndarray, dense: int) -> None:
     """Few numbers are sorted, many are counted in a table of all bins: against a count in Python."""
     there = np.isfinite(x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rheoscope.corpus.cells.DENSE", dense)
-        bins, counts = histogram(torch.from_numpy(x), torch.from_numpy(there))
+        patch.setattr("rheoscope.corpus.histogram.DENSE", dense)
+        bins, counts = Histogram.of(torch.from_numpy(x), torch.from_numpy(there)).counted()
     upper = (x.view(np.int32) >> 16) + BINS // 2
     expected = Counter((np.arange(2)[None, :, None] * BINS + upper)[there].tolist())
     assert dict(zip(bins.tolist(), counts.tolist(), strict=True)) == expected
     assert bins.tolist() == sorted(expected)
+
+
+@given(arrays(np.float32, (3, 2, 5), elements=VALUES), st.lists(st.sampled_from([1, 10**9]), min_size=3, max_size=3))
+@settings(max_examples=20)
+def test_tables_and_sorted_counts_join_to_those_of_the_whole(x: np.ndarray, dense: list[int]) -> None:
+    there = np.isfinite(x)
+    parts = []
+    for at, each in enumerate(dense):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rheoscope.corpus.histogram.DENSE", each)
+            parts.append(Histogram.of(torch.from_numpy(x[at : at + 1]), torch.from_numpy(there[at : at + 1])))
+    together = Histogram.joined(parts).counted()
+    whole = Histogram.of(torch.from_numpy(x), torch.from_numpy(there)).counted()
+    assert [one.tolist() for one in together] == [one.tolist() for one in whole]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +143,10 @@ def test_numbers_of_another_device_are_the_same(field: Field) -> None:
         )
         away = away.on_host()
     for part in fields(Cells):
-        one, other = getattr(here, part.name), getattr(away, part.name)
+        one, other = (
+            x.counted() if isinstance(x, Histogram) else x
+            for x in (getattr(cells, part.name) for cells in (here, away))
+        )
         if isinstance(one, np.ndarray | tuple) and part.name not in ("kept", "dims"):
             assert all(
                 a.tobytes() == b.tobytes() for a, b in zip(np.atleast_1d(one), np.atleast_1d(other), strict=True)

@@ -1,7 +1,7 @@
 """A studio on a small model, asked in this process."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -15,7 +15,11 @@ from starlette.testclient import TestClient
 
 import rheoscope as rs
 from rheoscope import covers, flow, report
+from rheoscope.corpus.driving import Here, drive
+from rheoscope.corpus.job import Job
+from rheoscope.corpus.work import Worker
 from rheoscope.models.transformer import Transformer
+from rheoscope.studio.corpus import Run
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
 from rheoscope.studio.session import Limits, Session
@@ -54,12 +58,16 @@ def running(
     sources: Sources = Sources(),
     stored: Stored | None = None,
     rules: Rules = Rules(),
+    run: Run | None = None,
     **limits: Any,
 ) -> Iterator[tuple[Session, TestClient]]:
     everything_is_imported()
     session = Session(load, sources, Limits(controls=0, **limits))
     try:
-        yield session, TestClient(create(session, rules, stored=stored), base_url=HERE, raise_server_exceptions=False)
+        yield (
+            session,
+            TestClient(create(session, rules, stored=stored, run=run), base_url=HERE, raise_server_exceptions=False),
+        )
     finally:
         session.close()
 
@@ -75,6 +83,26 @@ def told(stream: str) -> list[tuple[str, str]]:
     """The events of a stream, with their data."""
     blocks = [block.split("\n") for block in stream.strip().split("\n\n") if not block.startswith(":")]
     return [(lines[0].removeprefix("event: "), lines[1].removeprefix("data: ")) for lines in blocks]
+
+
+def ran(folder: Path, texts: Sequence[str] = (TEXT, TEXT[4:], TEXT[9:]), **more: Any) -> Run:
+    """A corpus run by the small model, as the studio shows it."""
+
+    @contextmanager
+    def engine(job: Job, folder: Path) -> Iterator[Here]:
+        worker = Worker(job, folder, small())
+        try:
+            yield Here(worker)
+        finally:
+            worker.close()
+
+    folder.parent.mkdir(exist_ok=True)
+    source = folder.with_suffix(".txt")
+    source.write_text("\n".join(texts), encoding="utf-8")
+    analyses: dict[str, Any] = {"head_types": {}, "head_statistics": {}, "reversed_attention": {}}
+    usual: dict[str, Any] = {"analyses": analyses, "least": 4, "length": 64, "top": 2}
+    drive(Job((str(source),), **usual | more), folder, engine)
+    return Run(folder, "default")
 
 
 class Gate:
@@ -98,4 +126,4 @@ def one_line(answer: Any, *status: int) -> str:
     return reason
 
 
-__all__ = ["Gate", "HERE", "Path", "TEXT", "loading", "one_line", "posted", "running", "small", "told"]
+__all__ = ["Gate", "HERE", "Path", "TEXT", "loading", "one_line", "posted", "ran", "running", "small", "told"]

@@ -18,12 +18,13 @@ import pytest
 import rheoscope as rs
 from rheoscope.report.drawing import picture_of
 from rheoscope.studio import export, notebook
+from rheoscope.studio.corpus import Run
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.sources import Sources
 from rheoscope.studio.stored import STATIC
-from tests.studio.cases import TEXT, everything_is_imported, loading, small
+from tests.studio.cases import TEXT, everything_is_imported, loading, ran, small
 
 AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = os.environ.get("RHEOSCOPE_CHROMIUM") or next(
@@ -37,13 +38,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def studio() -> Iterator[tuple[Session, str]]:
+@contextmanager
+def serving(run: Run | None = None) -> Iterator[tuple[Session, str]]:
     """The studio on a small model, on a port of its own, gone at the end."""
     uvicorn = pytest.importorskip("uvicorn")
     everything_is_imported()
     session = Session(loading, Sources(), Limits(controls=0, tokens=100))
-    server = uvicorn.Server(uvicorn.Config(create(session, Rules(), STATIC), port=0, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(create(session, Rules(), STATIC, run=run), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -54,6 +55,12 @@ def studio() -> Iterator[tuple[Session, str]]:
         server.should_exit = True
         thread.join(10)
         session.close()
+
+
+@pytest.fixture(scope="module")
+def studio() -> Iterator[tuple[Session, str]]:
+    with serving() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +335,31 @@ def test_nobody_is_left_out(studio: tuple[Session, str], browser: Any) -> None:
             grave = [one for one in found if one["impact"] in ("serious", "critical")]
             assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in grave] == []
             page.locator("header .theme").click()
+
+
+def test_a_corpus_from_its_map_to_one_text(browser: Any, tmp_path: Path) -> None:
+    """A head on the map, its distribution, an example, and that text above with the head chosen; nobody is left out."""
+    pytest.importorskip("duckdb")
+    run = ran(tmp_path / "run", [TEXT, TEXT[4:], TEXT[9:]])
+    with serving(run) as (_, base), looking(browser, bypass_csp=True) as (page, errors):
+        page.goto(f"{base}#view=corpus&field=head_statistics.first")
+        page.wait_for_selector("canvas.heads")
+        page.locator("canvas.heads").click(position={"x": 50, "y": 30})
+        assert "layer=0&head=0" in page.url
+        page.get_by_text("Over the corpus").wait_for()
+        if AXE.exists():
+            page.add_script_tag(path=str(AXE))
+            found = page.evaluate("axe.run('#views').then((told) => told.violations)")
+            assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+        example = page.locator("button.example").first
+        words = example.locator(".text").inner_text()
+        example.click()
+        until(page, lambda: "".join(tokens(page)).endswith(words))
+        assert "field=head_statistics.first&layer=0&head=0" in page.url
+        page.wait_for_selector("#tab-heads[aria-selected=true]")
+        page.go_back()
+        page.wait_for_selector("button.example")
+        assert errors == []
 
 
 def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import { css, rgb, shade, type Theme } from '../palette'
 
 /** Values (layer × head); `centred` maps share their own scale around 0. */
-export interface HeadMap { name: string; values: Float32Array; low: number; high: number; centre: number }
+export interface HeadMap { name: string; values: Float32Array; low: number; high: number; centre: number; /** Both ends of an interval of each value. */ ends?: [Float32Array, Float32Array] }
 export interface Sizes { layers: number; heads: number; width: number; ratio: number }
 export interface Laid { cell: number; tall: number; height: number; lefts: number[]; top: number }
 

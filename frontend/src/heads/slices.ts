@@ -4,15 +4,18 @@ import type { Answer, Catalogue, Field } from '../wire'
 
 export interface Choice { value: string; analysis: string; field: string; definition: string; null: string; dear: boolean }
 
-/** Every field of the catalogue that says something of each head. */
-export function choices(catalogue: Catalogue | null): Choice[] {
+/** Every field of the catalogue that says something of each head, or of each token by each head. */
+export function choicesOf(catalogue: Catalogue | null): (Choice & { tokens: boolean })[] {
   return (catalogue?.analyses ?? []).flatMap((one) => Object.entries(one.fields)
-    .filter(([name, field]) => field.dims.includes('layer') && field.dims.includes('head') && !field.dims.includes('token') && !/_null(_sd)?$/.test(name))
-    .map(([name, field]) => ({ value: `${one.name}.${name}`, analysis: one.name, field: name, definition: field.definition, null: field.null ?? '', dear: one.dear })))
+    .filter(([name, field]) => field.dims.includes('layer') && field.dims.includes('head') && !/_null(_sd)?$/.test(name))
+    .map(([name, field]) => ({ value: `${one.name}.${name}`, analysis: one.name, field: name, definition: field.definition, null: field.null ?? '', dear: one.dear, tokens: field.dims.includes('token') })))
 }
 
+/** Those that have one number for each head of a text. */
+export const choices = (catalogue: Catalogue | null): Choice[] => choicesOf(catalogue).filter((one) => !one.tokens)
+
 /** What the other axes of a field can be: names, one for each map it holds. */
-export function slicesOf(answer: Answer, field: Field, told: (name: string) => string = (name) => name): string[] {
+export function slicesOf(answer: Pick<Answer, 'coords'>, field: Field, told: (name: string) => string = (name) => name): string[] {
   let names = ['']
   field.dims.forEach((dim, at) => {
     if (dim === 'layer' || dim === 'head') return

@@ -45,7 +45,9 @@ ShardSize = Annotated[
 Top = Annotated[int | None, typer.Option(min=0, help="Examples kept of every head (default: 8).")]
 Tokens = Annotated[bool | None, typer.Option("--tokens", help="Write a row for every token too.")]
 Untrained = Annotated[bool | None, typer.Option("--untrained", help="The same architecture at initial weights.")]
-DeviceName = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cuda where there is one).")]
+DeviceName = Annotated[
+    str | None, typer.Option(help="cpu, cuda, auto: over all GPUs (default: cuda where there is one).")
+]
 
 
 @corpus.command("run", cls=Several)

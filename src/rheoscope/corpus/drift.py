@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import xarray
 
 ENOUGH = 30
-"""Texts on each side from which on the difference of two means is near a normal law."""
+"""Documents on each side from which on the difference of two means is near a normal law."""
 LEVEL = 0.05
 """Share of false finds that is put up with."""
 
@@ -23,9 +23,9 @@ LEVEL = 0.05
 def drift(one: Corpus, other: Corpus) -> "dict[str, xarray.Dataset]":
     """Every analysis that two runs share, with how far each field moved from the first to the second.
 
-    **Formula** effect d = (m₂ − m₁)/√((s₁² + s₂²)/2) (Cohen); z = (m₂ − m₁)/√(s₁²/n₁ + s₂²/n₂) (Welch), of means over texts. q
-    corrects for all fields and places of both runs together. Pieces of one document count as texts of their own, so q is hopeful
-    where documents are cut into many.
+    **Formula** effect d = (m₂ − m₁)/√((s₁² + s₂²)/2) (Cohen); z = (m₂ − m₁)/√(e₁² + e₂²) of means over texts, whose standard
+    errors e take the pieces of one document together (Welch's, where a document is one text). q corrects for all fields and places of both
+    runs together.
 
     **Gives** by analysis: `field` (the second mean less the first), `field_effect`, `field_q_value`, each with the axes of the field.
     """
@@ -55,10 +55,10 @@ def _alike(one: Corpus, other: Corpus, key: tuple[str, str]) -> bool:
 
 
 def _compared(one: Kept, other: Kept) -> dict[str, np.ndarray]:
-    """Difference, effect and p of every cell; NaN where there are too few texts, or no spread."""
+    """Difference, effect and p of every cell; NaN where there are too few documents, or no spread."""
     (m1, s1), (m2, s2) = one.summary.moments(), other.summary.moments()
-    n1, n2 = one.summary.texts, other.summary.texts
-    pooled, error = np.sqrt((s1**2 + s2**2) / 2), np.sqrt(s1**2 / np.maximum(n1, 1) + s2**2 / np.maximum(n2, 1))
+    n1, n2 = one.summary.documents.count, other.summary.documents.count
+    pooled, error = np.sqrt((s1**2 + s2**2) / 2), np.hypot(one.summary.errors(), other.summary.errors())
     usable = (np.minimum(n1, n2) >= ENOUGH) & (error > 0)
     effect, z = (np.where(usable, (m2 - m1) / np.where(usable, by, 1), np.nan) for by in (pooled, error))
     return {"": m2 - m1, "effect": effect, "p_value": two_sided(torch.from_numpy(z)).numpy()}

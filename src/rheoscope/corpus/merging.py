@@ -11,6 +11,7 @@ from rheoscope.corpus.rows import parquet, write
 from rheoscope.corpus.shards import done, files_of_table
 from rheoscope.corpus.summaries import Summary, columns, from_columns, merged
 from rheoscope.corpus.work import labelled
+from rheoscope.shapes import RheoscopeError
 
 TOGETHER = 16
 """Shards that are merged at once."""
@@ -35,6 +36,8 @@ def read(file: Path) -> Every:
     table = parquet().read_table(file)
     if not table.num_columns:
         return {}
+    if "document_count" not in table.column_names:
+        raise RheoscopeError(f"{file} was written by an earlier version, without documents; run the corpus again")
     names = [np.asarray(table[name].to_pylist(), dtype=object) for name in ("analysis", "field")]
     starts = np.flatnonzero(np.asarray(table["cell"]) == 0).tolist()
     found: Every = {}

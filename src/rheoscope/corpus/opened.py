@@ -12,7 +12,7 @@ from rheoscope.corpus.merging import SUMMARY, Every, Kept, merge, read
 from rheoscope.corpus.query import Database, connected
 from rheoscope.corpus.rows import parquet
 from rheoscope.corpus.shards import Manifest, done, opened
-from rheoscope.corpus.summaries import quantiles
+from rheoscope.corpus.summaries import Summary, quantiles
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.chance import FEWEST
 
@@ -102,7 +102,7 @@ def open_corpus(path: str | Path) -> Corpus:
     """A corpus run as xarray and DuckDB.
 
     **Answers** "what did the run find?": `corpus["agreement"]` has the mean of every field over all texts with its 95 % interval (`_low`,
-    `_high`; texts count as independent), the standard deviation (`_sd`) and quantiles of its distribution.
+    `_high`; pieces of one document count together), the standard deviation (`_sd`) and quantiles of its distribution.
 
     **Gives** a `Corpus`: `corpus.sql("SELECT …")` asks its rows, `corpus.examples("agreement", "agreement", layer=3, head=1)` shows texts.
 
@@ -140,8 +140,9 @@ def dataset(corpus: Corpus, name: str) -> "xarray.Dataset":
 
 def _variables(field: str, one: Kept, attributes: dict[str, str]) -> dict[str, Any]:
     mean, sd = one.summary.moments()
-    half = interval(sd, one.summary.texts)
+    half = interval(one.summary)
     found = {"": mean, "_sd": sd, "_low": mean - half, "_high": mean + half, "_texts": one.summary.texts}
+    found["_documents"] = one.summary.documents.count
     said = {
         "_sd": "standard deviation over texts of",
         "_low": "lower end of the 95 % interval of the mean over texts of",
@@ -149,6 +150,7 @@ def _variables(field: str, one: Kept, attributes: dict[str, str]) -> dict[str, A
     said |= {
         "_high": "upper end of the 95 % interval of the mean over texts of",
         "_texts": "texts that have a number of",
+        "_documents": "documents with a text that has a number of",
     }
     variables: dict[str, Any] = {
         field + end: (one.dims, x.reshape(one.shape), attributes if not end else {"definition": f"{said[end]} {field}"})
@@ -160,9 +162,9 @@ def _variables(field: str, one: Kept, attributes: dict[str, str]) -> dict[str, A
     }
 
 
-def interval(sd: np.ndarray, texts: np.ndarray) -> np.ndarray:
-    """Half of the 95 % interval of a mean over texts; NaN for too few."""
-    return np.where(texts >= FEWEST, NORMAL * sd / np.sqrt(np.maximum(texts, 1)), np.nan)
+def interval(kept: Summary) -> np.ndarray:
+    """Half of the 95 % interval of every mean over texts, pieces of one document taken together; NaN for too few documents."""
+    return np.where(kept.documents.count >= FEWEST, NORMAL * kept.errors(), np.nan)
 
 
 def places(dim: str, size: int, model: dict[str, Any]) -> list[Any]:

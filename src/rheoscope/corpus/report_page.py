@@ -30,8 +30,8 @@ EXAMPLES, LETTERS = 3, 200
 SMALLEST = 1e-15
 """A q below this is told as such: no law of errors holds so far out."""
 EFFECT = (
-    "The effect is the difference of the means over the standard deviation of texts (Cohen's d); pieces of one document count as texts "
-    "of their own."
+    "The effect is the difference of the means over the standard deviation of texts (Cohen's d); q takes the pieces of one document "
+    "together."
 )
 STRONGEST = 25
 """Places that a table of drift names."""
@@ -53,7 +53,7 @@ def page_of(corpus: Corpus) -> Page:
     lead = (
         f"{told['texts']:,} texts, {told['tokens']:,} tokens, {told['rejects']:,} rejects; {len(done(corpus.folder))} of "
         f"{len(shards_of(corpus.folder))} shards; {job.model or 'the default model'}. Means are over texts; intervals are 95 %, "
-        "texts taken as independent."
+        "pieces of one document taken together."
     )
     page = Page(f"A corpus: {corpus.folder.resolve().name}", lead)
     for name in sorted(corpus.analyses, key=list(TABLE).index):
@@ -81,7 +81,7 @@ def _drawn(found: "xarray.Dataset") -> "xarray.Dataset":
         [
             name
             for name in found.data_vars
-            if not str(name).endswith(("_sd", "_texts", "_quantiles")) or _own(found, name)
+            if not str(name).endswith(("_sd", "_texts", "_documents", "_quantiles")) or _own(found, name)
         ]
     ]
 
@@ -98,7 +98,7 @@ def _distributions(corpus: Corpus, name: str) -> Iterator[str]:
         if one.summary.cells > ROWS:
             yield f"<p>{escape(field)}: {one.summary.cells:,} places; type rheoscope corpus query for them.</p>"
             continue
-        header = [*one.dims, "mean", "95 % interval", "sd", *(f"{share:.0%}" for share in SHARES), "texts"]
+        header = [*one.dims, "mean", "95 % interval", "sd", *(f"{share:.0%}" for share in SHARES), "texts", "documents"]
         head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in _rows(corpus, one))
         definition = escape(analysis(name).fields[field].definition)
@@ -110,7 +110,7 @@ def _distributions(corpus: Corpus, name: str) -> Iterator[str]:
 
 def _rows(corpus: Corpus, one: Kept) -> Iterator[list[str]]:
     mean, sd = one.summary.moments()
-    half, spread = interval(sd, one.summary.texts), quantiles(one.summary, SHARES)
+    half, spread = interval(one.summary), quantiles(one.summary, SHARES)
     for cell, place in enumerate(np.ndindex(one.shape)):
         named = [
             str(places(dim, size, corpus.manifest.model)[at])
@@ -124,6 +124,7 @@ def _rows(corpus: Corpus, one: Kept) -> Iterator[list[str]]:
             short(sd[cell]),
             *map(short, spread[cell]),
             f"{one.summary.texts[cell]:,}",
+            f"{one.summary.documents.count[cell]:,}",
         ]
 
 

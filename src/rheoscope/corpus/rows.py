@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+MANIFEST = "manifest.json"
+
+
+class FullError(RheoscopeError):
+    """There is no room on the disk; there may be some soon."""
+
+
 def parquet() -> Any:
     """pyarrow.parquet, or one line that says how to get it."""
     try:
@@ -68,8 +75,15 @@ def write(path: Path, table: "pyarrow.Table") -> None:
             sync(temporary)
         sync(path.parent)
     except OSError as error:
-        told = "the disk is full" if error.errno == errno.ENOSPC else f"cannot write {path}: {error.strerror or error}"
-        raise RheoscopeError(f"{told}; make room, then type rheoscope corpus resume {path.parents[1]}") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FullError(f"the disk is full; make room, then type rheoscope corpus resume {run_of(path)}") from error
+        told = f"cannot write {path}: {error.strerror or error}"
+        raise RheoscopeError(f"{told}; put that right, then type rheoscope corpus resume {run_of(path)}") from error
+
+
+def run_of(path: Path) -> Path:
+    """The folder of the run that a file belongs to."""
+    return next((folder for folder in path.parents if (folder / MANIFEST).exists()), path.parent)
 
 
 def _make(folder: Path) -> None:

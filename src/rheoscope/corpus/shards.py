@@ -10,12 +10,11 @@
 A shard is done when its file in done/ is there. Everything before that is written again, with the same bytes.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -23,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from rheoscope.corpus.job import Job, from_mapping
-from rheoscope.corpus.rows import parquet, sync, write
+from rheoscope.corpus.rows import MANIFEST, parquet, sync, write
 from rheoscope.corpus.texts import Input, Shard, plan
 from rheoscope.files import check_directory, signature, whole_file
 from rheoscope.shapes import RheoscopeError
 
-MANIFEST, PLAN, LOCK = "manifest.json", "plan.parquet", ".lock"
+PLAN, LOCK = "plan.parquet", ".lock"
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ def fingerprint(job: Job, model: dict[str, Any], shards: list[Shard]) -> str:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Inside, nobody else works on the folder. The lock is the kernel's, so it ends with the process, however that ends."""
+    hold = _lock()
     check_directory(folder)
     ours = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise RheoscopeError(f"{folder} is there and holds no corpus run; type another --out")
     with (folder / LOCK).open("a+", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hold(file)
         except OSError:
             file.seek(0)
             raise RheoscopeError(
@@ -94,6 +94,17 @@ def locked(folder: Path) -> Iterator[None]:
             if ours and [one.name for one in folder.iterdir()] == [LOCK]:  # refused before anything was written
                 (folder / LOCK).unlink()
                 folder.rmdir()
+
+
+def _lock() -> Callable[[Any], None]:
+    """What takes a lock of the kernel's on an open file, or fails at once."""
+    try:
+        import fcntl
+    except ImportError:
+        raise RheoscopeError(
+            "a corpus is run on Linux or macOS, which lock files and sync directories; on Windows type it in WSL (a run can be read here)"
+        ) from None
+    return lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _clear(folder: Path) -> None:

@@ -6,7 +6,7 @@ nothing piles up. What a dead worker had goes to the others, and another worker 
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,8 @@ class Spread:
     job: Job
     folder: Path
     threads: int
-    gpus: bool
+    gpus: int
+    """GPUs of each worker."""
     slots: dict[Any, Slot] = field(default_factory=dict)
     ready: list[Slot] = field(default_factory=list)
     deaths: Counter[int | None] = field(default_factory=Counter)
@@ -76,7 +77,7 @@ class Spread:
         """One more worker; it is ready when it has opened the model."""
         remote = self.ray.remote(Actor).options(
             num_cpus=0 if self.gpus else 1,
-            num_gpus=1 if self.gpus else 0,
+            num_gpus=self.gpus,
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self.threads)}},
         )
@@ -167,8 +168,7 @@ def spread(
     if mine:
         _join(ray, address)
     threads = threads or max(1, (os.cpu_count() or 1) // max(1, workers))
-    gpus = ray.cluster_resources().get("GPU", 0) > 0 and not (job.device or "cuda").startswith("cpu")
-    found = Spread(ray, job, folder.resolve(), threads, gpus)
+    found = Spread(ray, job, folder.resolve(), threads, gpus_each(ray.cluster_resources(), job.device, workers))
     try:
         for _ in range(workers):
             found.start()
@@ -177,6 +177,18 @@ def spread(
         found.close()
         if mine:
             ray.shutdown()
+
+
+def gpus_each(resources: Mapping[str, float], device: str | None, workers: int) -> int:
+    """How many GPUs a worker has: one, and where a model is laid over several (`auto`) its share of all.
+
+    >>> gpus_each({"GPU": 8}, None, 8), gpus_each({"GPU": 8}, "auto", 2), gpus_each({"GPU": 8}, "cpu", 8), gpus_each({}, None, 1)
+    (1, 4, 0, 0)
+    """
+    there = int(resources.get("GPU", 0))
+    if not there or (device or "cuda").startswith("cpu"):
+        return 0
+    return max(1, there // max(1, workers)) if device == "auto" else 1
 
 
 def _join(ray: Any, address: str | None) -> None:

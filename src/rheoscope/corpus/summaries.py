@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rheoscope.corpus.documents import Documents, error_of_mean, of_documents
 from rheoscope.corpus.sums import exact_sums, mean_and_sd
 
 BINS = 2**16
@@ -23,8 +24,8 @@ class Summary:
     """What is kept of a field in `cells` places.
 
     `texts` have a number, `missing` have none; `items` are their numbers, of every token where the field has one for every token.
-    `total` and `squares` are those of one number a text (the mean over its tokens). `bins` (cell · 65536 + bin, rising) and `counts`
-    are the histogram of the items; `most` and `least` the examples.
+    `total` and `squares` are those of one number a text (the mean over its tokens), and `documents` tell how sure their mean is. `bins`
+    (cell · 65536 + bin, rising) and `counts` are the histogram of the items; `most` and `least` the examples.
     """
 
     texts: np.ndarray
@@ -32,6 +33,7 @@ class Summary:
     items: np.ndarray
     total: list[int]
     squares: list[int]
+    documents: Documents
     bins: np.ndarray
     counts: np.ndarray
     most: np.ndarray
@@ -46,6 +48,13 @@ class Summary:
         each = zip(self.total, self.squares, self.texts.tolist(), strict=True)
         mean, sd = np.array([mean_and_sd(*one) for one in each]).reshape(-1, 2).T
         return mean, sd
+
+    def errors(self) -> np.ndarray:
+        """The standard error of every mean, pieces of one document taken together; NaN where there are fewer than two documents."""
+        one = self.documents
+        counts = [x.tolist() for x in (self.texts, one.count, one.sizes)]
+        each = zip(self.total, *counts, one.squares, one.products, strict=True)
+        return np.array([error_of_mean(*cell) for cell in each])
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +106,7 @@ def summary(numbers: Numbers, top: int) -> Summary:
         items=items,
         total=total,
         squares=squares,
+        documents=of_documents(numbers.text, numbers.value, total, squares),
         bins=numbers.bins,
         counts=numbers.counts,
         most=examples(numbers.largest, numbers.largest_token, -1),
@@ -105,7 +115,7 @@ def summary(numbers: Numbers, top: int) -> Summary:
 
 
 def merged(parts: Sequence[Summary], top: int) -> Summary:
-    """The summary of all texts of several summaries: bit for bit that of the whole, in any order."""
+    """The summary of all texts of several summaries: bit for bit that of the whole, in any order, as long as a document is in one."""
 
     def together(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])
@@ -117,6 +127,7 @@ def merged(parts: Sequence[Summary], top: int) -> Summary:
         items=np.sum([part.items for part in parts], 0),
         total=[sum(cell) for cell in zip(*(part.total for part in parts), strict=True)],
         squares=[sum(cell) for cell in zip(*(part.squares for part in parts), strict=True)],
+        documents=Documents.merged([part.documents for part in parts]),
         bins=bins,
         counts=counts,
         most=_first(together("most"), top, -1),
@@ -183,6 +194,11 @@ def columns(kept: Summary) -> dict[str, Any]:
     told: dict[str, Any] = {"cell": np.arange(kept.cells), "texts": kept.texts, "missing": kept.missing}
     told |= {"items": kept.items, "mean": mean, "sd": sd}
     told |= {name: pa.array([_packed(x) for x in getattr(kept, name)], pa.binary()) for name in ("total", "squares")}
+    told |= {f"document_{name}": x for name, x in (("count", kept.documents.count), ("sizes", kept.documents.sizes))}
+    told |= {
+        f"document_{name}": pa.array([_packed(x) for x in getattr(kept.documents, name)], pa.binary())
+        for name in ("squares", "products")
+    }
     cell = kept.bins // BINS
     told |= {"bins": lists(cell, (kept.bins % BINS).astype(np.int32)), "counts": lists(cell, kept.counts)}
     for name in ("most", "least"):
@@ -216,6 +232,12 @@ def from_columns(table: Any) -> Summary:
         items=table["items"].to_numpy(),
         total=whole("total"),
         squares=whole("squares"),
+        documents=Documents(
+            table["document_count"].to_numpy(),
+            table["document_sizes"].to_numpy(),
+            whole("document_squares"),
+            whole("document_products"),
+        ),
         bins=cell * BINS + bins,
         counts=lists("counts")[1],
         most=examples("most"),

@@ -22,7 +22,7 @@ def run(job: Job, folder: Path, workers: int | None, address: str | None, thread
     """A run with a bar; stopped, it says how to go on."""
     try:
         with _bar() as hear:
-            progress = drive(job, folder, _engine(workers, address, threads), hear)
+            progress = drive(job, folder, _engine(job, workers, address, threads), hear)
     except KeyboardInterrupt:
         raise RheoscopeError(
             f"stopped; {len(done(folder))} shards are there and whole; type rheoscope corpus resume {folder}"
@@ -40,11 +40,12 @@ def _several(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _engine(workers: int | None, address: str | None, threads: int | None) -> Any:
-    """This process, or Ray: where nobody says, as many workers as there are GPUs, if these are several."""
+def _engine(job: Job, workers: int | None, address: str | None, threads: int | None) -> Any:
+    """This process, or Ray: where nobody says, as many workers as there are GPUs, if these are several and no model takes all of them."""
     import torch
 
-    wanted = workers if workers is not None else torch.cuda.device_count() if torch.cuda.device_count() > 1 else 0
+    several = torch.cuda.device_count() if torch.cuda.device_count() > 1 and job.device != "auto" else 0
+    wanted = several if workers is None else workers
     if not wanted and address is not None:
         wanted = 1
     if wanted:

@@ -12,7 +12,8 @@ import torch
 from rheoscope.corpus.job import Job
 from rheoscope.corpus.pieces import Piece, Reject, batches, cut
 from rheoscope.corpus.questions import Asked, Question, asked, joined, on_host
-from rheoscope.corpus.rows import tables, write
+from rheoscope.corpus.room import Room
+from rheoscope.corpus.rows import tables
 from rheoscope.corpus.shards import part
 from rheoscope.corpus.summaries import columns, summary
 from rheoscope.corpus.texts import Input, Reader, Shard
@@ -46,9 +47,11 @@ class Worker:
         self.writing = ThreadPoolExecutor(1, "corpus-writer")
         self.coming: dict[int, Future[Cut]] = {}
         self.inputs: list[Input] = []
+        self.room = Room()
 
     def close(self) -> None:
-        """End the threads; what is being written is written to its end."""
+        """End the threads; what is being written is written to its end, if there is room."""
+        self.room.close()
         self.reading.shutdown(cancel_futures=True)
         self.writing.shutdown()
 
@@ -85,7 +88,7 @@ class Worker:
                     Reject(some[at].row, why, some[at].first, question.name) for at, why in answer.refused.items()
                 ]
         kept = {name: [one for one in parts if one.texts] for name, parts in found.items()}
-        return {name: on_host(joined(parts)) for name, parts in kept.items() if parts}, words
+        return {name: joined(parts) for name, parts in kept.items() if parts}, words
 
     def _traced(self, batch: list[Piece], rejects: list[Reject]) -> tuple[list[Piece], Any] | None:
         """The points of a batch; texts that the model refuses are left out, each by itself."""
@@ -106,16 +109,17 @@ class Worker:
         found: dict[str, Asked],
         words: dict[int, str],
     ) -> Told:
-        """Every file of the shard; its summaries last, which say that it is done."""
+        """Every file of the shard; its summaries last, which say that it is done. Here the device is waited for."""
+        found = {analysis: on_host(one) for analysis, one in found.items()}
         name, file = part(shard.number), self.inputs[shard.file].path
         for analysis, one in found.items():
             for axes, table in tables(one.texts, one.fields).items():
-                write(self.folder / "rows" / f"{analysis}.{axes}" / name, table)
+                self.room.write(self.folder / "rows" / f"{analysis}.{axes}" / name, table)
         told = [piece for piece in pieces if piece.text in words]
-        write(self.folder / "texts" / name, _texts(file, told, words))
-        write(self.folder / "rejects" / name, _rejects(file, rejects))
+        self.room.write(self.folder / "texts" / name, _texts(file, told, words))
+        self.room.write(self.folder / "rejects" / name, _rejects(file, rejects))
         told_of = Told(shard.number, len(told), sum(len(piece.ids) for piece in told), len(rejects))
-        write(self.folder / "done" / name, summarised(found, self.job.questions, self.job.top, told_of))
+        self.room.write(self.folder / "done" / name, summarised(found, self.job.questions, self.job.top, told_of))
         return told_of
 
 

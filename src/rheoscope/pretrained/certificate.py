@@ -24,7 +24,7 @@ def attended(model: Pretrained, ids: Tensor, progress: Progress | None = None) -
     original, own, tell = model.network.config._attn_implementation, [], stage(progress, 0, 100)
 
     def keep_weights(module: Any, args: Any, out: Any) -> None:
-        own.append(out[1][0])
+        own.append(out[1][0].to(model.device))
         tell(len(own), model.view.layers)
 
     keep = [attn.register_forward_hook(keep_weights) for attn in model.description.attentions]

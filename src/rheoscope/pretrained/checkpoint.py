@@ -6,6 +6,7 @@ import socket
 import textwrap
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
+AUTO = "auto"
+"""The device of a model that is laid over all GPUs."""
 TABLES = ("inv_freq",)
 """Buffers that keep their dtype, as `from_pretrained` keeps it: rotary frequencies."""
 
@@ -144,7 +147,8 @@ def _network(
 
     family_of(config)
     kind = model_class(config)
-    wanted, place = dtype_of(dtype, device), device_of(device or "cpu")
+    spread = device == AUTO
+    wanted, place = dtype_of(dtype, device), device_of("cpu" if spread else device or "cpu")
     if drawn is not None:
         wanted = (getattr(config, "dtype", None) or torch.float32) if wanted == "auto" else wanted
         return placed(initial(kind, config, drawn), place, wanted, TABLES).eval(), ()
@@ -152,12 +156,40 @@ def _network(
         with torch.random.fork_rng(devices=[]):  # what is missing is drawn at random, before it is refused or ignored
             network, info = kind.from_pretrained(
                 source, config=config, dtype=wanted, revision=revision, use_safetensors=True, trust_remote_code=False,
-                output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=here,
+                output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=here, **_spread(spread),
             )  # fmt: skip
     except Exception as error:
         raise _told(source, error) from error
     network, ignored = fitted(source, network.eval(), info)
-    return network.to(place), ignored
+    _check_whole(network)
+    return network if spread else network.to(place), ignored
+
+
+def _spread(wanted: bool) -> dict[str, Any]:
+    """How a model is laid over all GPUs, layer by layer."""
+    if not wanted:
+        return {}
+    if find_spec("accelerate") is None:
+        raise RheoscopeError(
+            "device='auto' lays a model over all GPUs by accelerate, which is not here; type pip install accelerate"
+        )
+    return {"device_map": "auto"}
+
+
+def _check_whole(network: Any) -> None:
+    """Refuse weights that are not on a device as a whole: M and F are made of them."""
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(weight, DTensor) for weight in network.parameters()):
+        raise RheoscopeError(
+            "this model is cut by tensor parallelism (tp_plan), and no process has the weights of a head as a whole; "
+            "type device='auto' to lay whole layers over the GPUs"
+        )
+    places = {str(place) for place in getattr(network, "hf_device_map", {}).values()}
+    if "disk" in places or ("cpu" in places and len(places) > 1):
+        raise RheoscopeError(
+            "parts of this model fit on no GPU, and their weights are on the disk or the CPU; type device='cpu', or use more GPUs"
+        )
 
 
 def taken(network: Any, device: str | None, dtype: str | None, drawn: int | None) -> Any:
@@ -167,6 +199,10 @@ def taken(network: Any, device: str | None, dtype: str | None, drawn: int | None
         raise RheoscopeError(
             f"load takes a transformers model, got {type(network).__name__}; type the one that from_pretrained gave"
         )
+    _check_whole(network)
+    several = len({one.device for one in network.parameters()}) > 1
+    if several and (device, dtype, drawn) == (None, None, None):
+        return network.eval()  # whoever laid it over several devices knows why
     place = weight.device if device is None else device_of(device)
     wanted = weight.dtype if dtype is None else dtype_of(dtype, device)
     return placed(network if drawn is None else initial(type(network), config, drawn), place, wanted, TABLES).eval()

@@ -8,6 +8,7 @@ from torch import Tensor
 from rheoscope.pretrained.families import family_of
 from rheoscope.pretrained.running import Pretrained
 from rheoscope.space.half_precision import in_float32, words_in_float32
+from rheoscope.space.several_devices import on_one_device
 from rheoscope.space.stages import Progress
 from rheoscope.space.view import View
 from rheoscope.space.weights import check_weights, fingerprint
@@ -17,15 +18,17 @@ def described(network: Any, tokenizer: Any, name: str, progress: Progress | None
     """The model with its View, not yet certified."""
     family = family_of(network.config)
     check_weights(network)
-    description = in_float32(family.describe(network))
+    description = on_one_device(in_float32(family.describe(network)))
     unembed = None if description.encoder else network.get_output_embeddings()
-    embed, read_out = words_in_float32(description.embed.weight, None if unembed is None else unembed.weight.T)
+    own = description.embed.weight
+    embed, read_out = words_in_float32(own, None if unembed is None else unembed.weight.T.to(own.device))
+    bias = None if unembed is None else getattr(unembed, "bias", None)
     view = View(
         blocks=description.blocks,
         embed=_through(embed, description.into),
         embed_scale=_scale(description.embed),
         unembed=None if read_out is None else _through(description.out_of, read_out),
-        unembed_bias=None if unembed is None else getattr(unembed, "bias", None),
+        unembed_bias=None if bias is None else bias.to(own.device),
         final_norm=description.final_norm,
         mlps=description.mlps,
         context=_context(network.config),
@@ -45,7 +48,7 @@ def facts(network: Any, family: Any, name: str, progress: Progress | None = None
         "family": family.__name__.rsplit(".", 1)[-1],
         "weights": fingerprint(network, progress=progress),
         "dtype": str(weight.dtype).removeprefix("torch."),
-        "device": str(weight.device),
+        "device": ", ".join(sorted({str(x.device) for x in network.parameters()})),
     }
 
 

@@ -31,6 +31,8 @@ class Pretrained(Running):
         self.network.base_model(**_inputs(ids, real))
 
     def editing(self, edit: Edits) -> AbstractContextManager[None]:
+        if edit and len({weight.device for weight in self.network.parameters()}) > 1:
+            raise RheoscopeError("heads are edited on one device, and this model is on several; type device='cpu'")
         return editing(self.network, self.description, edit)
 
     def encode(self, text: str) -> list[int]:

@@ -120,17 +120,18 @@ def _keep(points: Tensor, at: int, added: bool, x: Tensor) -> None:
 
 @contextmanager
 def hearing(description: Description, outputs: dict[int, Float[Tensor, "b n he"]]) -> Iterator[None]:
-    """While the model runs, keep what the heads of each layer give, side by side; the tensors themselves, nothing is copied.
+    """While the model runs, keep what the heads of each layer give, side by side; the tensors themselves, nothing is copied on one device.
 
     Layers whose heads cannot be told apart from their outputs alone are left out.
     """
     layers = [at for at, heads in enumerate(description.blocks) if told_by_outputs(heads)]
-    with asking([Ask(description.projections[at], "in", partial(_hear, outputs, at)) for at in layers]):
+    place = description.embed.weight.device
+    with asking([Ask(description.projections[at], "in", partial(_hear, outputs, at, place)) for at in layers]):
         yield
 
 
-def _hear(outputs: dict[int, Tensor], layer: int, args: Any, kwargs: dict[str, Any]) -> None:
-    outputs[layer] = args[0].detach()
+def _hear(outputs: dict[int, Tensor], layer: int, place: torch.device, args: Any, kwargs: dict[str, Any]) -> None:
+    outputs[layer] = args[0].detach().to(place)
 
 
 @contextmanager

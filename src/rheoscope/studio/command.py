@@ -12,6 +12,9 @@ Host = Annotated[str, typer.Option(help="Another than loopback asks everyone for
 Opens = Annotated[bool, typer.Option("--open", help="Also open the page in a browser.")]
 Roots = Annotated[list[Path] | None, typer.Option(help="Models below this directory may be opened too.")]
 Export = Annotated[Path | None, typer.Option(help="Write the page of one text as files here, and serve none.")]
+CorpusRun = Annotated[
+    Path | None, typer.Option("--corpus", help="Show a corpus run too: the folder of rheoscope corpus run.")
+]
 ExportText = Annotated[str | None, typer.Option(help="The text of the export.")]
 
 
@@ -21,6 +24,7 @@ def studio(
     host: Host = "127.0.0.1",
     opens: Opens = False,
     root: Roots = None,
+    corpus: CorpusRun = None,
     export: Export = None,
     text: ExportText = None,
     file: File = None,
@@ -29,8 +33,8 @@ def studio(
 ) -> None:
     """The page: a text as a cloud that moves, every head and analysis, heads changed while you look; on loopback.
 
-    Examples:  rheoscope studio --open    ·    rheoscope studio --model gpt2    ·    rheoscope studio --export page --text "The keys are"
+    Examples:  rheoscope studio --open    ·    rheoscope studio --corpus run    ·    rheoscope studio --export page --text "The keys are"
     """
     from rheoscope.studio.starting import Opening, run
 
-    run(Opening(model, device, dtype, root or []), host, port, opens, export, text, file)
+    run(Opening(model, device, dtype, root or [], corpus), host, port, opens, export, text, file)

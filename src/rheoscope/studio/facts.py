@@ -27,14 +27,17 @@ TOP = 10
 """Predictions that are told."""
 
 
-def of_state(session: "Session", models: list[dict[str, Any]], model: str, example: str | None) -> dict[str, Any]:
-    """What a page asks first: which models there are, which text it opens on, how much it may ask for."""
+def of_state(
+    session: "Session", models: list[dict[str, Any]], model: str, example: str | None, corpus: str | None = None
+) -> dict[str, Any]:
+    """What a page asks first: which models there are, which text it opens on, which corpus it shows, how much it may ask for."""
     limits = session.limits
     return {
         "version": __version__,
         "models": models,
         "model": model,
         "example": example,
+        "corpus": corpus,
         "limits": {"tokens": limits.tokens, "text_bytes": limits.text_bytes, "jobs": limits.jobs},
     }
 

@@ -18,6 +18,7 @@ from rheoscope.report.json_file import as_json
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import facts, looks, one_head, particles, wire
+from rheoscope.studio.corpus import Run
 from rheoscope.studio.download import csv_of
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.safety import App, Guard, Rules
@@ -67,10 +68,11 @@ class Pair(Asked):
 
 @dataclass(frozen=True, eq=False)
 class Studio:
-    """The state of the server, and the example that the page opens on."""
+    """The state of the server, the example that the page opens on, and a corpus run where one is shown."""
 
     session: Session
     stored: Stored | None
+    run: Run | None
 
     def kept(self, trace: str, path: str, kind: str) -> bytes | None:
         """A stored answer about the example; its id says what it is, so that computing it would give the same."""
@@ -127,10 +129,12 @@ Here = Annotated[Studio, Depends(_studio)]
 router = APIRouter(prefix="/api")
 
 
-def create(session: Session, rules: Rules, static: Path | None = None, stored: Stored | None = None) -> App:
-    """The app with everything that stands before it; `static` is the built page."""
+def create(
+    session: Session, rules: Rules, static: Path | None = None, stored: Stored | None = None, run: Run | None = None
+) -> App:
+    """The app with everything that stands before it; `static` is the built page, `run` a corpus that is shown."""
     app = FastAPI(title="Rheoscope studio", version=__version__, docs_url=None, redoc_url=None)
-    app.state.studio = Studio(session, stored)
+    app.state.studio = Studio(session, stored, run)
     answer_errors(app)
     app.include_router(router)
     if static is not None:
@@ -202,7 +206,8 @@ def streamed(log: Log) -> Response:
 @router.get("/state")
 def state(studio: Here) -> Response:
     example = None if studio.stored is None else studio.stored.id
-    return said(facts.of_state(studio.session, studio.models(), studio.session.first, example))
+    corpus = None if studio.run is None else studio.run.name
+    return said(facts.of_state(studio.session, studio.models(), studio.session.first, example, corpus))
 
 
 @router.get("/models")
@@ -374,6 +379,35 @@ async def token(studio: Here, trace: str, position: Number) -> Response:
 @router.post("/dynamics")
 async def dynamics(studio: Here, body: particles.Asked) -> Response:
     return sent(await studio.quickly(lambda: particles.dynamics(body)))
+
+
+# A corpus
+
+
+def shown(studio: Studio) -> Run:
+    if studio.run is None:
+        raise MissingError("no corpus is open here; start it with rheoscope studio --corpus DIR")
+    return studio.run
+
+
+@router.get("/corpus")
+async def corpus(studio: Here) -> Response:
+    return said(await studio.quickly(shown(studio).told))
+
+
+@router.get("/corpus/{analysis}/{field}")
+async def corpus_field(studio: Here, analysis: str, field: str) -> Response:
+    run = shown(studio)
+    return sent(await studio.quickly(lambda: run.field(analysis, field)))
+
+
+@router.get("/corpus/{analysis}/{field}/{layer}/{head}")
+async def corpus_head(
+    studio: Here, analysis: str, field: str, layer: Number, head: Number, piece: Number = 0
+) -> Response:
+    run = shown(studio)
+    reader = studio.session.opened(studio.session.first).model  # the run's own, or one that reads as it does
+    return said(await studio.quickly(lambda: run.head(analysis, field, layer, head, piece, reader)))
 
 
 # Jobs

@@ -145,7 +145,7 @@ class Session:
 
     def open(self, source: str, untrained: bool = False) -> Opened:
         """The model of a name, opened behind the back of whoever asks; one that failed is tried again."""
-        name = printable(source)[:200] + UNTRAINED * untrained
+        name = model_id(source, untrained)
         taken = self.sources.checked(source)
         with self._lock:
             known = self.models.get(name)
@@ -336,6 +336,15 @@ class Session:
 
     def close(self) -> None:
         self.queue.close()
+
+
+def model_id(source: str, untrained: bool = False) -> str:
+    """The id under which the page knows a model.
+
+    >>> model_id("gpt2"), model_id("gpt2", untrained=True)
+    ('gpt2', 'gpt2.untrained')
+    """
+    return printable(source)[:200] + UNTRAINED * untrained
 
 
 def content_id(weights: str, text: str, edits: Sequence[Edit], window: int = 0) -> str:

@@ -4,30 +4,33 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from rheoscope.corpus.opened import open_corpus
 from rheoscope.opening import load
 from rheoscope.report.studio_link import PORT
 from rheoscope.report.texts import text_of
 from rheoscope.report.threads import use_idle_cores
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.weights import device_of, dtype_of, settle_half_precision
+from rheoscope.studio.corpus import Run
 from rheoscope.studio.safety import Rules, is_loopback
-from rheoscope.studio.session import Limits, Session
+from rheoscope.studio.session import Limits, Session, model_id
 from rheoscope.studio.sources import DEFAULT, Sources, memory_file
 from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a studio opens first, how models are opened, and below which directories others may be."""
+    """What a studio opens first, how models are opened, below which directories others may be, and the corpus run that it shows."""
 
     model: str | None = None
     device: str | None = None
     dtype: str | None = None
     roots: Sequence[Path] = ()
+    corpus: Path | None = None
 
 
 FIRST = Opening()
@@ -47,6 +50,8 @@ def run(
     check_built(STATIC)
     check(opening)
     if export is not None:
+        if opening.corpus is not None:
+            raise RheoscopeError("an export holds one text and no corpus; leave out --corpus, or --export")
         from rheoscope.studio.export import save
 
         print(save(export, text_of(text, file), opening))
@@ -64,12 +69,13 @@ def start(opening: Opening, host: str, port: int | None, open_page: bool) -> Non
 
     from rheoscope.studio.server import create
 
+    opening, run = with_corpus(opening)
     listening = bound(host, port)
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     use_idle_cores()
     session = opened(opening)
-    app = create(session, Rules(host, token), STATIC, stored_in(STATIC / EXAMPLE))
-    page = address(host, listening.getsockname()[1], token)
+    app = create(session, Rules(host, token), STATIC, stored_in(STATIC / EXAMPLE), run)
+    page = address(host, listening.getsockname()[1], token) + ("" if run is None else "#view=corpus")
     print(f"Rheoscope studio: {page}  (Ctrl+C ends it)", flush=True)
     if open_page:
         webbrowser.open(page)
@@ -79,6 +85,15 @@ def start(opening: Opening, host: str, port: int | None, open_page: bool) -> Non
         )
     finally:
         session.close()
+
+
+def with_corpus(opening: Opening) -> tuple[Opening, Run | None]:
+    """The corpus run that is shown; its model is the one that is opened, unless another is named."""
+    if opening.corpus is None:
+        return opening, None
+    job = open_corpus(opening.corpus).manifest.job
+    model = opening.model or job.model
+    return replace(opening, model=model), Run(opening.corpus, model_id(model or DEFAULT, job.untrained))
 
 
 def opened(opening: Opening, limits: Limits | None = None) -> Session:

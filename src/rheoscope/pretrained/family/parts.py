@@ -45,7 +45,7 @@ def turned(rotary: Any, modeling: Any, **which: str) -> Turned:
     apply = sys.modules[type(modeling).__module__].apply_rotary_pos_emb
 
     def turn(x: Float[Tensor, "b h n k"], at: Tensor) -> Float[Tensor, "b h n k"]:
-        cos, sin = rotary(x, at[None], **which)
+        cos, sin = (table.to(x.device) for table in rotary(x, at[None], **which))
         return apply(x, x, cos, sin)[0]
 
     return Turned(turn)
