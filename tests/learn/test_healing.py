@@ -180,4 +180,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "size: held-out loss" in said.err
     assert json.loads((tmp_path / "h.json").read_text())["healing"]["coords"]["arm"]["data"] == ["untouched", "size"]
     assert len(table_of(healed(tmp_path / "out")).rows) == 2
+    assert len(rs.plot(healed(tmp_path / "out")).axes) == 1
     assert len(tokens_of(rs.load(), [tmp_path / "a.txt"])) > 80

@@ -924,6 +924,8 @@ export const zhSaid: Record<string, string> = {
   "What it costs: {0} in {1}": "代价：{1} 中的 {0}",
   "What kind of heads they are": "它们是哪种头",
   "How geometry forms while a model learns": "模型学习时几何如何形成",
+  "How soon the loss is back": "损失多快恢复",
+  "Held-out loss after fine-tuning on so many tokens, the same batches for all: the model as it is, with every M made symmetric, and with random changes of the same size.": "在若干词元上微调后的留出损失，各组批次相同：原样的模型、所有 M 被对称化的模型，以及同样大小的随机改动。",
   "Every quantity of the model at the steps that were looked at, on one held-out text. Dashed is what chance gives in the same model, or equal weights; the first point, at step 0, is the untrained model.": "在所观察的各步上，模型在一段留出文本上的每个量。虚线是同一模型中偶然性（或均等权重）给出的值；第一个点（第 0 步）是未训练的模型。",
   "What later layers make of the change": "后面的层如何处理这一改动",
   "What moving costs": "移动的代价",
