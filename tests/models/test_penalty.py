@@ -11,6 +11,7 @@ from torch import Tensor
 import rheoscope as rs
 from rheoscope.models.penalty import PENALTIES, asymmetry, penalty, residual
 from rheoscope.models.projections import linear
+from rheoscope.models.train import read_log
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import kept, run, small, translator
@@ -107,6 +108,7 @@ def test_a_strong_penalty_ties(tmp_path: Path) -> None:
     with torch.no_grad():
         free, near = (float(asymmetry(rs.load(tmp_path / s).network)) for s in ("0.0", "10.0"))
     assert near < 0.5 * free
+    assert read_log(tmp_path / "10.0")[-1]["penalty asymmetry"] == pytest.approx(near, abs=1e-6)
 
 
 def test_none_and_nothing_change_no_bit_and_a_penalised_run_resumes(tmp_path: Path) -> None:

@@ -236,6 +236,17 @@ class Run:
         told = self.recipe.penalty
         return loss + penalty(told, self.model, piece[0]).sum() / (pieces * self.place.world) if told else loss
 
+    @torch.no_grad()
+    def _kept_small(self) -> Figures:
+        """Every penalty by itself, without its strength, on the first held-out texts."""
+        if not self.recipe.penalty:
+            return {}
+        ids = next(iter(self.task.held_out(self.recipe)))[0].to(self.place.device)
+        self.model.eval()
+        found = {f"penalty {name}": float(penalty({name: 1.0}, self.model, ids)) for name in self.recipe.penalty}
+        self.model.train()
+        return found
+
     def _update(self, step: int) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         for one in self.optimisers:
@@ -283,7 +294,7 @@ class Run:
             return line, Progress(done)
         figures = evaluate(self.model, self.task, self.recipe, self.place.device)
         self._check(figures["loss"], done)
-        line = line | figures
+        line = line | figures | self._kept_small()
         log.write(line)
         if figures["loss"] < progress.best:
             state.keep_best(self.out, self.model, self.tokenizer, done, figures)

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import xarray
 
 CAPTION = (
-    "Held-out loss after fine-tuning on so many tokens, the same batches for all: the model as it is, with every M made symmetric, and with "
-    "random changes of the same size."
+    "Held-out loss after fine-tuning on so many tokens, the same batches for all: the model as it is, with every M made symmetric, "
+    "and with random changes of the same size."
 )
 
 
