@@ -6,6 +6,7 @@ a call that passed with all of these passes again. Functions without a shape in 
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from dataclasses import is_dataclass
 from functools import cache, partial, wraps
 from typing import Any, get_args
@@ -19,6 +20,7 @@ BY_VALUE = {int, bool, str}
 Passed = dict[Hashable, set[Hashable]]
 PASSED: defaultdict[Hashable, Passed] = defaultdict(dict)
 """For each function the arguments that passed, and the results that did with them; one entry for all closures of one `def`."""
+GIVEN_BACK: ContextVar[Any] = ContextVar("what a function has given back")
 checked_always = partial(jaxtyping.jaxtyped, typechecker=beartype)
 
 
@@ -63,6 +65,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with jaxtyping's check, left out where the same call has passed."""
     passed = PASSED[function.__module__, function.__qualname__, function.__code__.co_firstlineno]
     checked = cache(lambda: checked_always(function))  # made when it is needed: that takes longer than many tests
+    checked_result = cache(lambda: checked_always(wraps(function)(lambda *args, **kw: GIVEN_BACK.get())))
 
     @wraps(function)
     def call(*args: Any, **kw: Any) -> Any:
@@ -74,8 +77,13 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
             result = checked()(*args, **kw)
         else:
             result = function(*args, **kw)
-            if look(result) not in passed[given]:
-                checked_always(wraps(function)(lambda *args, **kw: result))(*args, **kw)
+            if look(result) in passed[given]:
+                return result
+            before = GIVEN_BACK.set(result)
+            try:
+                checked_result()(*args, **kw)
+            finally:
+                GIVEN_BACK.reset(before)
         passed.setdefault(given, set()).add(look(result))
         return result
 

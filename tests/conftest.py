@@ -11,8 +11,9 @@ from pathlib import Path
 import jaxtyping
 import pytest
 from hypothesis import settings
-from xdist import is_xdist_controller
+from xdist import is_xdist_controller, is_xdist_worker
 
+from tests.outcomes import Outcomes
 from tests.processes import ended
 
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -75,6 +76,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
         if torch.cuda.is_available():
             os.environ.setdefault("RHEOSCOPE_TEST_DEVICE", "cuda")
+    elif config.args_source is config.ArgsSource.TESTPATHS and reads_backwards():
+        config.args[:] = [*sorted(map(str, rooms()), reverse=True), str(ROOT / "src")]
+
+
+def reads_backwards() -> bool:
+    """Every second worker: it finds compiled what the others have read, and they what it has. A fresh clone is compiled once."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2 == 1
+
+
+def rooms() -> list[Path]:
+    """The folders of tests, and the files of tests beside them."""
+    folders = (one for one in (ROOT / "tests").iterdir() if one.is_dir() and one.name != "__pycache__")
+    return [*folders, *(ROOT / "tests").glob("test_*.py")]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -88,6 +102,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """The package is first imported here, and not in a process that only hands out tests to its workers."""
+    if is_xdist_worker(session):
+        session.config.pluginmanager.register(Outcomes())
     if not is_xdist_controller(session):
         from tests import checking, shipped
 
@@ -103,9 +119,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 50)  # most garbage needs no search
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Public functions are shown by the package and stand in their own files: their examples run there."""
-    items[:] = [one for one in items if not one.nodeid.startswith("src/rheoscope/__init__.py::rheoscope.")]
+    shown = [one for one in items if not one.nodeid.startswith("src/rheoscope/__init__.py::rheoscope.")]
+    items[:] = sorted(shown, key=lambda one: (one.nodeid.startswith("src/"), str(one.path)))
     if "RHEOSCOPE_TEST_DEVICE" in os.environ:
         for one in items:
             if one.nodeid.startswith(BATTERIES):

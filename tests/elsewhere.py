@@ -5,7 +5,7 @@ in one operation, a CPU's generator for a tensor elsewhere and numpy of it raise
 made without the device of its inputs is found where no GPU is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 AWAY = torch.device("meta")
 """The one device of torch that has neither numbers nor a driver of its own: the numbers are kept beside."""
@@ -91,7 +90,7 @@ def elsewhere() -> Iterator[torch.device]:
 
 def done(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """The operation on the CPU, told to be on the device where a GPU would have done it."""
-    name, tensors = call.overloadpacket.__name__, [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    name, tensors = call.overloadpacket.__name__, [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
     refuse(name, tensors)
     away = goes_away(name, tensors, args, kwargs.get("device"))
     if away and kwargs.get("generator") is not None:
@@ -99,17 +98,32 @@ def done(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("device") is not None:
         kwargs = kwargs | {"device": torch.device("cpu")}
     known = {id(_here(x)): x for x in tensors}
-    out = call(*tree_map(_here, args), **tree_map(_here, kwargs))
+    out = call(*each(_here, args), **{word: each(_here, given) for word, given in kwargs.items()})
 
-    def told(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
+    def told(x: Tensor) -> Tensor:
         same = known.get(id(x))
         if same is not None and isinstance(same, Away) == away:
             return same
         return Away(x) if away else x
 
-    return tree_map(told, out)
+    return each(told, out)
+
+
+def tensors_in(given: Sequence[Any]) -> Iterator[Tensor]:
+    """Of an operation's arguments, or of what stands in lists among them: torch's own trees take longer than the operations."""
+    for one in given:
+        if isinstance(one, Tensor):
+            yield one
+        elif type(one) in (list, tuple):
+            yield from tensors_in(one)
+
+
+def each(change: Callable[[Tensor], Tensor], x: Any) -> Any:
+    """Every tensor changed, in lists too."""
+    if isinstance(x, Tensor):
+        return change(x)
+    kind = type(x)
+    return kind([each(change, one) for one in x]) if kind is tuple or kind is list else x
 
 
 def refuse(name: str, tensors: Sequence[Tensor]) -> None:
@@ -133,5 +147,5 @@ def goes_away(name: str, tensors: Sequence[Tensor], args: tuple, device: Any) ->
     return any(isinstance(x, Away) for x in tensors)
 
 
-def _here(x: Any) -> Any:
+def _here(x: Tensor) -> Tensor:
     return x.here if isinstance(x, Away) else x

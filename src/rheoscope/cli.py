@@ -9,8 +9,11 @@ from typing import Annotated
 import typer
 
 from rheoscope.corpus.command import corpus
+from rheoscope.learn.command import race
+from rheoscope.learn.train_command import heal, learned, train
 from rheoscope.report.bench import bench
 from rheoscope.report.console import show_anyhow
+from rheoscope.report.dynamics_command import dynamics
 from rheoscope.report.options import Csv, Device, Dtype, Explain, Fast, File, First, Html, Json, ModelName, Text, Window
 from rheoscope.report.several import Several
 from rheoscope.studio.command import studio
@@ -337,42 +340,6 @@ def asked(arguments: list[str]) -> list[str]:
     return ["flow", *arguments]
 
 
-@app.command("train", cls=Several)
-def train_command(
-    recipe: Annotated[str | None, typer.Argument(help="The name of a recipe, before any option; see --list.")] = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Text files (plain, .gz, MediaWiki dumps) or a prepared directory; to translate: SOURCE TARGET."
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the run; a run that is there goes on.")] = None,
-    held_out: Annotated[
-        list[Path] | None, typer.Option(help="Files to measure on (default: a share of --data, at the end).")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change the recipe: name=value, as rate=0.001 width=128.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="How many steps.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cuda where there is one).")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the log for TensorBoard.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Show every recipe.")] = False,
-) -> None:
-    """Train a Transformer by a recipe; the same command again goes on where it was stopped, to the same weights.
-
-    Examples:  rheoscope train --list    ·    rheoscope train tiny --data book.txt --out run
-    ·    rheoscope train translation --data train.en train.de --out run    ·    rheoscope generate --model run "Once"
-    """
-    from rheoscope.report.training import show, show_recipes
-
-    if listed:
-        show_recipes()
-    elif recipe is None or not data or out is None:
-        raise typer.BadParameter("type rheoscope train RECIPE --data FILE… --out DIR, or --list for the recipes")
-    else:
-        show(recipe, data, out, held_out or (), settings or (), steps, device, tensorboard)
-
-
 @app.command("generate")
 def generate_command(
     prompt: Annotated[str, typer.Argument(help="What to continue, or to translate; - reads it from stdin.")] = "",
@@ -397,30 +364,11 @@ def generate_command(
     show(text_of(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)
 
 
-@app.command("dynamics")
-def dynamics_command(
-    names: Annotated[list[str] | None, typer.Argument(help="Experiments; see --list.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every experiment.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Show every experiment.")] = False,
-    seed: Annotated[int, typer.Option(help="Another one draws other particles.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Draw each figure (PNG) into this directory.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write every number and curve to this file.")] = None,
-) -> None:
-    """The theory bench: particles under attention without trained weights, each number beside the one that theory gives.
-
-    Examples:  rheoscope dynamics --list    ·    rheoscope dynamics equiangular --out figures    ·    rheoscope dynamics --all
-    """
-    from rheoscope.flow.dynamics.bench import experiments
-    from rheoscope.report.dynamics import show, show_bench
-
-    if listed:
-        show_bench()
-    elif not names and not every:
-        raise typer.BadParameter("type rheoscope dynamics NAME…, --all, or --list for the experiments")
-    else:
-        show(list(experiments()) if every else names or [], seed, out, json)
-
-
+app.command("train", cls=Several)(train)
+app.command("dynamics")(dynamics)
+app.command("learned")(learned)
+app.command("race", cls=Several)(race)
+app.command("heal", cls=Several)(heal)
 app.command("bench")(bench)
 app.command("studio")(studio)
 app.add_typer(corpus, name="corpus")

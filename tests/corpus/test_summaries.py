@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rheoscope.corpus.cells import Cells, cells_of, histogram
+from rheoscope.corpus.cells import Cells, cells_of
 from rheoscope.corpus.documents import Documents
+from rheoscope.corpus.histogram import Histogram
 from rheoscope.corpus.pieces import PIECES
 from rheoscope.corpus.summaries import BINS, Numbers, Summary, columns, edges, from_columns, merged, quantiles, summary
 from rheoscope.space.analysis import Field
@@ -106,12 +107,26 @@ def test_a_sort_and_a_table_count_alike(x: np.ndarray, dense: int) -> None:
     """Few numbers are sorted, many are counted in a table of all bins: against a count in Python."""
     there = np.isfinite(x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rheoscope.corpus.cells.DENSE", dense)
-        bins, counts = histogram(torch.from_numpy(x), torch.from_numpy(there))
+        patch.setattr("rheoscope.corpus.histogram.DENSE", dense)
+        bins, counts = Histogram.of(torch.from_numpy(x), torch.from_numpy(there)).counted()
     upper = (x.view(np.int32) >> 16) + BINS // 2
     expected = Counter((np.arange(2)[None, :, None] * BINS + upper)[there].tolist())
     assert dict(zip(bins.tolist(), counts.tolist(), strict=True)) == expected
     assert bins.tolist() == sorted(expected)
+
+
+@given(arrays(np.float32, (3, 2, 5), elements=VALUES), st.lists(st.sampled_from([1, 10**9]), min_size=3, max_size=3))
+@settings(max_examples=20)
+def test_tables_and_sorted_counts_join_to_those_of_the_whole(x: np.ndarray, dense: list[int]) -> None:
+    there = np.isfinite(x)
+    parts = []
+    for at, each in enumerate(dense):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rheoscope.corpus.histogram.DENSE", each)
+            parts.append(Histogram.of(torch.from_numpy(x[at : at + 1]), torch.from_numpy(there[at : at + 1])))
+    together = Histogram.joined(parts).counted()
+    whole = Histogram.of(torch.from_numpy(x), torch.from_numpy(there)).counted()
+    assert [one.tolist() for one in together] == [one.tolist() for one in whole]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +143,10 @@ def test_numbers_of_another_device_are_the_same(field: Field) -> None:
         )
         away = away.on_host()
     for part in fields(Cells):
-        one, other = getattr(here, part.name), getattr(away, part.name)
+        one, other = (
+            x.counted() if isinstance(x, Histogram) else x
+            for x in (getattr(cells, part.name) for cells in (here, away))
+        )
         if isinstance(one, np.ndarray | tuple) and part.name not in ("kept", "dims"):
             assert all(
                 a.tobytes() == b.tobytes() for a, b in zip(np.atleast_1d(one), np.atleast_1d(other), strict=True)

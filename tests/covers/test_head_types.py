@@ -27,6 +27,7 @@ def slow(A: np.ndarray, ids: list[int], window: int) -> dict[str, float]:
         "duplicate_token": [A[i, past[i]].sum() for i in range(n) if past[i]],
         "sink": [A[i, 0] for i in range(1, n)],
         "local": [A[i, max(0, i - window + 1) : i + 1].sum() for i in wide],
+        "itself": [A[i, i] for i in range(1, len(A))],
         "uniform": [-(A[i, : i + 1] * np.log(A[i, : i + 1])).sum() / np.log(i + 1) for i in wide],
     }
     return {name: float(np.mean(row)) for name, row in rows.items()}

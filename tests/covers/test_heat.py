@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers.heat import dealt, gaps, green_function, heat_kernel, kernel, memory, orders, total_variation
+from rheoscope.covers import heat as of_heat
+from rheoscope.covers.heat import (
+    batch,
+    dealt,
+    gaps,
+    green_function,
+    heat_kernel,
+    kernel,
+    memory,
+    orders,
+    total_variation,
+)
 from tests.attention.cases import as_users_run
 from tests.cases import double, text
 from tests.models.cases import traced as own_traced
@@ -142,3 +153,13 @@ def test_both_ways_and_heads_that_are_no_walk() -> None:
 def test_what_it_cannot_do_is_told_in_one_line(asked: dict) -> None:
     with as_users_run(), pytest.raises(rs.RheoscopeError, match=f"type {next(iter(asked))}="):
         rs.heat(double("gpt2").trace(text()), **asked)
+
+
+def test_texts_that_do_not_fit_together_are_asked_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = double("bert").trace([text(at, n) for at, n in enumerate((9, 6, 8))])
+    whole, told = batch(traces, (1, 4), draws=2), list[tuple[int, int]]()
+    monkeypatch.setattr(of_heat, "numbers_at_once", lambda device: 2 * traces.view.heads * 81)
+    parts = batch(traces, (1, 4), draws=2, progress=lambda *at: told.append(at))
+    assert told[-1] == (2 * traces.view.layers, 2 * traces.view.layers)
+    for name, values in whole.items():
+        torch.testing.assert_close(parts[name], values, equal_nan=True)

@@ -2,9 +2,9 @@
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from rheoscope.flow.stem import IRREGULAR, stem
+from tests.texts import any_text
 
 WORDS = [
     "table tables", "walk walks walked walking", "make makes made making", "run runs ran running", "carry carries carried carrying",
@@ -43,7 +43,7 @@ def test_case_space_and_what_is_no_word() -> None:
     ]
 
 
-@given(st.text(max_size=12))
+@given(any_text(max_size=12))
 def test_a_stem_is_no_longer_than_its_word(word: str) -> None:
     """Irregular forms aside; and what stands around a word makes no difference."""
     plain = word.strip().casefold()

@@ -213,7 +213,7 @@ def test_of_few_draws_words_are_those_of_the_table(monkeypatch: pytest.MonkeyPat
     by_table = (x @ words.mT)[torch.arange(30), after].mean(-1)
     for often in (1, 100):  # both ways
         monkeypatch.setattr(next_token, "TABLE", often)
-        assert torch.allclose(next_token.mean_cosines(x, words, after), by_table, rtol=1e-12)
+        assert torch.allclose(next_token.mean_cosines(x[None], words, after)[0], by_table, rtol=1e-12)
 
 
 def test_the_whole_way_is_drawn_often_and_its_draws_are_kept() -> None:

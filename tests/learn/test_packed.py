@@ -17,8 +17,17 @@ from tests.models.cases import CASES
 from tests.pretrained.cases import randomised
 
 SEEDS = 3
-WITHOUT = {"own_encoder_buckets", "own_buckets", "own_entmax"}
-"""Tables of buckets have no packed form."""
+KINDS_OF_MODEL = [
+    "own",
+    "own_biased",
+    "own_encoder",
+    "own_alibi",
+    "own_branch",
+    "own_bilinear",
+    "own_additive",
+    "own_sink",
+]
+"""Every class of `PACKED`, and mechanisms that learn with and without a bias of positions; the entrants are tested by name."""
 
 
 def models(of: Config, dtype: torch.dtype = torch.float32) -> list[Transformer]:
@@ -31,7 +40,7 @@ def models(of: Config, dtype: torch.dtype = torch.float32) -> list[Transformer]:
     return made
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - WITHOUT))
+@pytest.mark.parametrize("name", KINDS_OF_MODEL)
 def test_logits_and_gradients_are_those_of_each_alone(name: str) -> None:
     alone = models(CASES[name])
     packed, ids = Packed(alone), torch.randint(CASES[name].vocabulary, (2 * SEEDS, 7))
@@ -116,13 +125,15 @@ def compared(by: Recipe, task: Letters) -> None:
 KINDS: list[dict[str, Any]] = [
     {},
     {"form": "encoder", "norm": "layer", "position": "learned", "tied": False},
-    {"mechanism": "mahalanobis"},
+    {"form": "encoder", "mechanism": "mahalanobis"},
 ]
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_training_is_that_of_each_alone(kind: dict[str, Any], optimiser: str) -> None:
+WAYS = [("adamw", KINDS[0]), ("muon", KINDS[0]), ("adamw", KINDS[1]), ("muon", KINDS[2])]
+
+
+@pytest.mark.parametrize(("optimiser", "kind"), WAYS, ids=str)
+def test_training_is_that_of_each_alone(optimiser: str, kind: dict[str, Any]) -> None:
     by = recipe(optimiser=optimiser, rate=1e-3, clip=0.5, accumulate=2, label_smoothing=0.1, **kind)
     compared(by, Letters(by.config.form))
 
@@ -166,3 +177,9 @@ def test_what_is_kept_is_what_goes_on() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(trained(whole, by, task, 2), trained(parted, by, task, 2), strict=True)
     )
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_penalties_are_those_of_each_alone(norm: str) -> None:
+    by = recipe(norm=norm, penalty={"asymmetry": 3.0, "residual": 0.5}, accumulate=2)
+    compared(by, Letters("decoder"))

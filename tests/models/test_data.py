@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rheoscope.models.data import Corpus, prepare
 from rheoscope.models.vocabulary import byte_pairs, decode, encode, load_tokenizer
 from rheoscope.shapes import RheoscopeError
+from tests.texts import any_text
 
 SENTENCE = "The engine weaves algebraical patterns, as the loom weaves flowers and leaves.\n"
 
@@ -151,7 +152,7 @@ def test_progress_goes_from_reading_to_writing(text: Path, tmp_path: Path) -> No
     assert all(0 <= share <= 1 for _, share in seen)
 
 
-@given(st.text())
+@given(any_text())
 def test_every_text_survives_the_tokenizer(any_text: str) -> None:
     assert decode(learned(), encode(learned(), any_text)) == any_text.replace("<|endoftext|>", "")
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rheoscope.models.prose import articles, is_dump, prose
+from tests.texts import any_text
 
 RULES = {
     "template": ("Ada {{born|1815}} wrote.", "Ada wrote."),
@@ -133,7 +134,7 @@ def test_unbalanced_markup_neither_fails_nor_survives(text: str) -> None:
     assert not any(mark in left for mark in ("[[", "{{", "<ref"))
 
 
-@given(st.text())
+@given(any_text())
 def test_any_text_has_prose(text: str) -> None:
     prose(text)
 

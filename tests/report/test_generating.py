@@ -15,6 +15,7 @@ from rheoscope.models.transformer import build
 from rheoscope.models.vocabulary import byte_pairs, decode, encode
 from rheoscope.report.generating import pieces, show
 from rheoscope.shapes import RheoscopeError
+from tests.texts import any_text
 
 TOKENIZER = byte_pairs(["the cat sat on the mat"] * 5, 270, ["<|endoftext|>"])
 
@@ -25,7 +26,7 @@ def model(folder: Path, **more: object) -> Path:
     return save(build(config.but(**more)), folder, TOKENIZER)
 
 
-@given(st.text(max_size=20))
+@given(any_text(max_size=20))
 def test_pieces_are_the_text(text: str) -> None:
     assert "".join(pieces(TOKENIZER, encode(TOKENIZER, text))) == text
 

@@ -8,12 +8,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from rheoscope.report.answers import Answers
 from rheoscope.report.page import Page
 from rheoscope.report.studio_link import LONGEST, PORT, address, command, with_studio
 from tests.report.cases import small
+from tests.texts import any_text
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -46,7 +46,7 @@ def test_a_text_of_any_kind_is_what_the_link_says(text: str) -> None:
     assert read(with_studio(Page("T"), *of))[1] == {"text": [text], "beside": [f"text:other {text}"]}
 
 
-@given(st.text(max_size=60))
+@given(any_text(max_size=60))
 def test_an_address_has_only_letters_that_any_page_may_hold(text: str) -> None:
     found = address(text, text)
     assert re.fullmatch(rf"http://127\.0\.0\.1:{PORT}/(#[\w+%.&=~*-]+)?", found, re.ASCII)

@@ -10,8 +10,10 @@ from rheoscope.space.view import View
 from tests.cases import double, text
 
 LENGTHS = (9, 6)
-FAMILIES = ["gpt2", "llama", "gemma3", "opt", "neox", "bert", "phi3", "qwen3", "own_metric", "own_relu"]
-"""Every place that outputs pass; weights of the last do not sum to 1, so that what values have in common differs from token to token."""
+FAMILIES = ["gpt2", "llama", "gemma3", "opt", "neox", "bert", "phi3", "qwen3", "own_metric", "own_relu", "own_gated"]
+"""Every place that outputs pass."""
+NOT_KEPT = {"own_relu", "own_gated"}
+"""Weights that do not sum to 1, and gates: what values have in common differs from token to token."""
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def test_what_heads_gave_is_what_they_would_give_again(name: str) -> None:
     traces = double(name).trace([text(at, n) for at, n in enumerate(LENGTHS)])
     again = replace(traces)
     for layer in range(traces.view.layers):
-        assert (traces.outputs(layer) is None) == (name == "own_relu")
+        assert (traces.outputs(layer) is None) == (name in NOT_KEPT)
         assert again.outputs(layer) is None
         alike(traces[1:].carried(layer), again[1:].carried(layer), LENGTHS[1])
         alike(traces[1].carried(layer), again[1].carried(layer), LENGTHS[1])

@@ -13,6 +13,7 @@ from scipy.stats import t as student_t
 import rheoscope as rs
 from rheoscope import catalogue
 from rheoscope.covers.agreement import MEANS, turns
+from rheoscope.space import over_texts as over
 from rheoscope.space.chance import q_values
 from rheoscope.space.over_texts import TESTED, drawn, interval, joined, refuse, split_half
 from tests.cases import double, text
@@ -242,3 +243,22 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
         rs.RheoscopeError, match=r"one model: number 1 was made by weights .*; type Traces of the same model"
     ):
         rs.over_texts(rs.agreement, [traces()[0], control.trace(text())])
+
+
+@pytest.mark.parametrize("name", ["agreement", "energy", "geometry_kept", "scores", "head_statistics", "trajectory"])
+def test_texts_of_one_batch_are_asked_at_once_and_say_what_they_say_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = double("llama").trace([text(seed, n=n) for seed, n in ((0, 18), (1, 14), (2, 16))])
+    declared, own, at_once = catalogue.analysis(name), over.at_once, list[str]()
+    monkeypatch.setattr(over, "at_once", lambda *given: at_once.append(name) or own(*given))
+    with_settings = {key: value for key, value in SETTINGS.get(name, {}).items() if key in declared.settings}
+    found, alone = (
+        rs.over_texts(getattr(rs, name), some, resamples=20, splits=4, **with_settings) for some in (batch, list(batch))
+    )
+    assert bool(at_once) == (name != "trajectory")  # whose fields are of tokens
+    assert list(found.data_vars) == list(alone.data_vars)
+    assert found.attrs["left_out"] == alone.attrs["left_out"]
+    for field in alone.data_vars:
+        np.testing.assert_allclose(found[field], alone[field], rtol=1e-5, atol=1e-7, err_msg=str(field))
+    assert {"analysis", "texts", "model"} <= set(found.attrs) <= set(alone.attrs)

@@ -14,6 +14,7 @@ from rheoscope.report.drawing import picture_of
 from rheoscope.report.picture import Cells, Line, Panel, Picture, Shape, Word
 from rheoscope.studio import wire
 from tests.studio.cases import TEXT, small
+from tests.texts import any_text
 
 
 @given(
@@ -23,7 +24,7 @@ from tests.studio.cases import TEXT, small
         ),
         max_size=4,
     ),
-    st.text(max_size=9),
+    any_text(max_size=9),
 )
 @settings(max_examples=12)
 def test_an_envelope_gives_back_what_was_put_in(values: list[np.ndarray], word: str) -> None:

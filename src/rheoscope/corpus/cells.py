@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rheoscope.corpus.summaries import BINS, Numbers, counted
+from rheoscope.corpus.histogram import Histogram
+from rheoscope.corpus.summaries import Numbers
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Field
 
 OF_A_TEXT = frozenset({"token", "type", "word", "pair", "elsewhere", "draw", "text", "group"})
 """Axes whose places are other things in another text."""
-DENSE = 16
-"""Bins for each number, above which numbers are sorted instead of counted in a table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +26,7 @@ class Cells:
     """`value` (text, *kept): of numbers the mean over the tokens, float32, NaN where there is none. `kept` are its axes.
 
     `each` (text, *dims) are the numbers of all tokens, `dims` their axes, where the field has some; then `largest` and `smallest` are
-    numbers of single tokens and their places, and `bins` and `counts` the histogram of all tokens. `names`: it is no number.
+    numbers of single tokens and their places, and `histogram` counts those of all tokens. `names`: it is no number.
     Tensors stay on the device until `on_host`, so that nobody waits for them.
     """
 
@@ -37,8 +36,7 @@ class Cells:
     each: np.ndarray | None = None
     largest: tuple[Any, Any] | None = None
     smallest: tuple[Any, Any] | None = None
-    bins: np.ndarray | None = None
-    counts: np.ndarray | None = None
+    histogram: Histogram | None = None
     names: bool = False
 
     @property
@@ -50,26 +48,26 @@ class Cells:
         """The same as arrays of numpy, with a histogram of texts where there is none of tokens."""
         if not isinstance(self.value, Tensor):
             return self
-        bins, counts = self.bins, self.counts
-        if bins is None and not self.names:
-            bins, counts = histogram(self.value[..., None], self.value.isfinite()[..., None])
+        seen = self.histogram
+        if seen is None and not self.names:
+            seen = Histogram.of(self.value[..., None], self.value.isfinite()[..., None])
         most, least = (
             None if one is None else (_array(one[0]), _array(one[1])) for one in (self.largest, self.smallest)
         )
-        return replace(self, value=_array(self.value), largest=most, smallest=least, bins=bins, counts=counts)
+        on_host = None if seen is None else Histogram(None, *seen.counted())
+        return replace(self, value=_array(self.value), largest=most, smallest=least, histogram=on_host)
 
     def numbers(self, texts: np.ndarray) -> Numbers | None:
         """What a summary is made of; None of what is no number."""
         if self.names or self.value is None:
             return None
         host = self.on_host()
-        assert host.bins is not None
-        assert host.counts is not None
+        assert host.histogram is not None
         value = host.value.reshape(len(texts), -1)
         nowhere = value, np.broadcast_to(np.int32(-1), value.shape)
         most, least = (nowhere if one is None else one for one in (host.largest, host.smallest))
         large, at_large, small, at_small = (x.reshape(len(texts), -1) for x in (*most, *least))
-        bins, counts = counted(host.bins, host.counts)
+        bins, counts = host.histogram.counted()
         return Numbers(texts, value, large, at_large, small, at_small, bins, counts)
 
     @staticmethod
@@ -89,6 +87,7 @@ class Cells:
         def all_of(name: str) -> Any:
             return None if getattr(first, name) is None else _below([getattr(part, name) for part in some])
 
+        seen = [part.histogram for part in some if part.histogram is not None]
         return Cells(
             kept=first.kept,
             value=all_of("value"),
@@ -96,8 +95,7 @@ class Cells:
             each=None if first.each is None else _padded([part.each for part in some if part.each is not None]),
             largest=pairs("largest"),
             smallest=pairs("smallest"),
-            bins=all_of("bins"),
-            counts=all_of("counts"),
+            histogram=None if not seen else Histogram.joined(seen),
             names=first.names,
         )
 
@@ -122,7 +120,7 @@ def cells_of(x: Tensor | np.ndarray, field: Field, tokens: bool = True) -> Cells
     value, largest, smallest = _of_items(numbers, there)
     if mine != ("token",):
         largest, smallest = ((one[0], torch.full_like(one[1], -1)) for one in (largest, smallest))
-    return Cells(kept, value, dims, each, largest, smallest, *histogram(numbers, there))
+    return Cells(kept, value, dims, each, largest, smallest, Histogram.of(numbers, there))
 
 
 def _number(x: Tensor) -> Tensor:
@@ -141,25 +139,6 @@ def _of_items(x: Tensor, there: Tensor) -> tuple[Tensor, Place, Place]:
     most, least = torch.where(there, x, -torch.inf).max(-1), torch.where(there, x, torch.inf).min(-1)
     value, large, small = (torch.where(some, one, torch.nan) for one in (mean.float(), most.values, least.values))
     return value, (large, most.indices.int()), (small, least.indices.int())
-
-
-def histogram(x: Tensor, there: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Bins (cell · 65536 + the upper half of the number) of all that is there, rising, and how many are in each.
-
-    >>> bins, counts = histogram(torch.tensor([[[1.0, 1.001, 2.0]]]), torch.ones(1, 1, 3, dtype=torch.bool))
-    >>> counts.tolist()
-    [2, 1]
-    """
-    upper = (x.contiguous().view(torch.int32) >> 16) + BINS // 2
-    cells = x[:1, ..., 0].numel()
-    key = torch.arange(cells, device=x.device).reshape(*x.shape[1:-1], 1) * BINS + upper
-    if x.numel() * DENSE < cells * BINS:
-        found, counts = key[there].unique(return_counts=True)
-    else:  # so many that a table of all bins is cheaper than a sort; what is not there is counted behind its end
-        table = torch.bincount(torch.where(there, key, cells * BINS).flatten(), minlength=cells * BINS + 1)[:-1]
-        found = table.nonzero()[:, 0]
-        counts = table[found]
-    return _array(found), _array(counts)
 
 
 def _array(x: Tensor) -> np.ndarray:
@@ -205,8 +184,8 @@ def _absent(like: Cells, texts: int) -> Cells:
     def pair(x: tuple[Any, Any] | None) -> Any:
         return None if x is None else (empty(x[0]), empty(x[1]))
 
-    nothing = None if like.bins is None else np.zeros(0, np.int64)
+    nothing = None if like.histogram is None else Histogram()
     return Cells(
-        like.kept, empty(like.value), like.dims, empty(like.each), pair(like.largest), pair(like.smallest), nothing, nothing,
+        like.kept, empty(like.value), like.dims, empty(like.each), pair(like.largest), pair(like.smallest), nothing,
         like.names,
     )  # fmt: skip

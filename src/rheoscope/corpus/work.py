@@ -88,7 +88,7 @@ class Worker:
                     Reject(some[at].row, why, some[at].first, question.name) for at, why in answer.refused.items()
                 ]
         kept = {name: [one for one in parts if one.texts] for name, parts in found.items()}
-        return {name: on_host(joined(parts)) for name, parts in kept.items() if parts}, words
+        return {name: joined(parts) for name, parts in kept.items() if parts}, words
 
     def _traced(self, batch: list[Piece], rejects: list[Reject]) -> tuple[list[Piece], Any] | None:
         """The points of a batch; texts that the model refuses are left out, each by itself."""
@@ -109,7 +109,8 @@ class Worker:
         found: dict[str, Asked],
         words: dict[int, str],
     ) -> Told:
-        """Every file of the shard; its summaries last, which say that it is done."""
+        """Every file of the shard; its summaries last, which say that it is done. Here the device is waited for."""
+        found = {analysis: on_host(one) for analysis, one in found.items()}
         name, file = part(shard.number), self.inputs[shard.file].path
         for analysis, one in found.items():
             for axes, table in tables(one.texts, one.fields).items():

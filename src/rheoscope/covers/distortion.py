@@ -147,22 +147,28 @@ def many(traces: Traces, nearest: int = 5, keep_massive: bool = False) -> dict[s
     found, weights = [], on_cores(known_of, traces.view.blocks)
     for read, (seen, known) in zip(layers_of_many(traces, there), weights, strict=True):
         cloud = read.hat.double()
-        row = of_images(cloud, there, [image.of(cloud) for image in seen], nearest, "")
-        row |= of_images(cloud, there, [by_every_head(cloud, image.left) for image in seen], nearest, "_raw")
-        around = centred(cloud, there)
-        row["collapse"] = torch.stack([collapse(around, image.evenly(around)) for image in seen], -1)
+        even = [image.evenly(cloud) for image in seen]
+        row = of_images(cloud, there, seen, even, nearest)
+        around, each = centred(cloud, there), there.repeat_interleave(traces.view.heads, 0)
+        alike = (centred(x.flatten(0, 1), each).unflatten(0, x.shape[:2]) for x in even)
+        row["collapse"] = torch.stack([collapse(around, x) for x in alike], -1)
         found.append(row | {name: x.expand(len(traces), *x.shape) for name, x in known.items()})
     values = {name: torch.stack([one[name] for one in found], 1) for name in found[0]}
     return values | {"mean_rsa": values["rsa"].mean((1, 2))}
 
 
 def of_images(
-    cloud: Float[Tensor, "b n d"], there: Bool[Tensor, "b n"], clouds: list[Tensor], nearest: int, called: str
+    cloud: Float[Tensor, "b n d"], there: Bool[Tensor, "b n"], seen: "list[Image]", even: list[Tensor], nearest: int
 ) -> dict[str, Float[Tensor, "b h image"]]:
-    """What images (b, h, n, e) of every head keep of their cloud."""
-    images = in_one(clouds)
-    found = kept_by_images(cloud, there, images.flatten(1, 2), nearest).unflatten(1, images.shape[1:3])
-    return {f"{name}{called}": x for name, x in zip(COMPARED, found.unbind(-1), strict=True)}
+    """What images of every head keep of their cloud, and what q, k and v themselves do (`_raw`): the cloud is looked at once.
+
+    `even` (b, h, n, r) is what each image sees of the cloud, every direction as long as it is there.
+    """
+    own = [x * image.sizes[:, None] for x, image in zip(even, seen, strict=True)]
+    both = in_one([*own, *(by_every_head(cloud, image.left) for image in seen)])
+    found = kept_by_images(cloud, there, both.flatten(1, 2), nearest).unflatten(1, both.shape[1:3])
+    parts = zip(("", "_raw"), found.split(len(seen), 2), strict=True)
+    return {f"{name}{called}": x for called, part in parts for name, x in zip(COMPARED, part.unbind(-1), strict=True)}
 
 
 def by_chance(

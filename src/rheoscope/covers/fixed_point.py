@@ -56,7 +56,8 @@ def fixed_point(
     **Formula** T(X) = X + attention + MLP, on the cloud that the layer reads. Applied k times, directions x/‖x‖ are compared
     (pre-norm streams grow without bound, the direction may settle). Norm and radius of ∂T/∂X at the cloud come from
     products with vectors alone: `iterations` steps of Arnoldi, which may end on either side, and half as many of power iteration
-    on JᵀJ, all its vectors kept (Lanczos; from below, but for rounding): each takes two products. Both state their error. A
+    on JᵀJ, all its vectors kept (Lanczos; from below, but for rounding): each takes two products. Both state their error;
+    `iterations=0` leaves both out, and `boundary`. A
     radius below 1 says that the layer is locally contracting here, no more.
 
     **Null** the displacements of the layer permuted among the tokens: ‖T(X) − X‖ stays as it is, so directions are compared, the
@@ -83,7 +84,7 @@ def fixed_point(
     True
     """
     check_made_by(model, trace)
-    chosen, kept = chosen_layers(trace.view, layers, times, iterations), tokens(trace, keep_massive)
+    chosen, kept = chosen_layers(trace.view, layers, times, iterations, 0), tokens(trace, keep_massive)
     if control is not None:
         check_control(trace, control)
     traces = [trace] if control is None else [trace, control]
@@ -115,7 +116,7 @@ def _stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def beside_control(own: dict[str, Tensor], control: dict[str, Tensor]) -> dict[str, Tensor]:
     """The numbers of a model, and those of its control under their own names."""
-    return own | {f"{name}_untrained": control[name] for name in CONTROLLED if control}
+    return own | {f"{name}_untrained": control[name] for name in CONTROLLED if name in control}
 
 
 def chance(
@@ -127,10 +128,10 @@ def chance(
     return {"turn_draws": drawn, "turn_p": p_values(turn.mean(), drawn.mean(-1))}
 
 
-def chosen_layers(view: View, layers: Sequence[int] | None, times: int, iterations: int) -> list[int]:
+def chosen_layers(view: View, layers: Sequence[int] | None, times: int, iterations: int, fewest: int = 1) -> list[int]:
     """Some layers, or all; no layer, time or iteration is nothing to look at."""
     chosen = list(range(view.layers)) if layers is None else list(layers)
-    if not chosen or times < 1 or iterations < 1:
+    if not chosen or times < 1 or iterations < fewest:
         raise RheoscopeError(
             f"one layer, one time and one iteration or more, got layers={chosen}, times={times}, "
             f"iterations={iterations}; type layers=[0], times=8, iterations=20"
@@ -175,17 +176,9 @@ def kernel(
     way = orbit(T, x, times)
     moved, size = (way[1] - way[0])[kept], way[0][kept]
     there = size.norm(dim=-1)
-    start = torch.randn(x.shape, generator=generator).to(x)
-    forward, plain = jacobian(T, x)
-
-    def back(w: Tensor) -> Tensor:
-        hear()
-        return plain(w)
-
     found = {
         "residual": moved.norm() / size.norm(),
         "residual_token": moved.norm(dim=-1) / torch.where(there > 0, there, 1),
-        "boundary": from_others(back, x, generator),
         "settling": settling(way, kept),
         "turns": turns(size, moved),
     }
@@ -193,6 +186,21 @@ def kernel(
         [over_permutations(turns(a[kept], (b - a)[kept])) for a, b in pairwise(way)], -1
     )
     found |= {name.replace("settling", "turn"): found[name][0] for name in NULLED}
+    return found | (of_jacobian(T, x, iterations, generator, hear) if iterations else {})
+
+
+def of_jacobian(
+    T: Map, x: Cloud, iterations: int, generator: torch.Generator, hear: Callable[[], None]
+) -> dict[str, Tensor]:
+    """Norm, radius and what other tokens do to a token, from products with the Jacobian alone."""
+    start = torch.randn(x.shape, generator=generator).to(x)
+    forward, plain = jacobian(T, x)
+
+    def back(w: Tensor) -> Tensor:
+        hear()
+        return plain(w)
+
+    found = {"boundary": from_others(back, x, generator)}
     found["jacobian_norm"], found["jacobian_norm_error"] = norm(forward, back, start, math.ceil(iterations / 2))
     found["jacobian_radius"], found["jacobian_radius_error"] = radius(back, start, iterations)
     return found

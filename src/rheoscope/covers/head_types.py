@@ -43,7 +43,7 @@ def head_types(
     `local` and `uniform`. A type is given where its score is at least `threshold` (`uniform`: 0.9) and twice that of equal
     weights.
 
-    **Gives** (layer, head): `type` and the six scores; (layer): the score of equal weights for each.
+    **Gives** (layer, head): `type`, the six scores and `itself`, the weight on the diagonal; (layer): the score of equal weights for each.
 
     **Laws** scores lie in [0, 1]; unchanged by every move that leaves the logits unchanged.
 
@@ -147,6 +147,7 @@ def where(
         "duplicate_token": (own == ids[:, None, j]) & (back > 0),
         "sink": (j == 0) & (back != 0),
         "local": back.abs() < reach,
+        "itself": (back == 0) & (i[:, None] > 0),
     }
     return {name: keys & allowed for name, keys in found.items()}
 
@@ -187,6 +188,7 @@ OF_KIND = {
     "duplicate_token": "mean weight on earlier occurrences of the same token; NaN where nothing repeats",
     "sink": "mean weight on the first token",
     "local": "mean weight on the tokens within reach, itself among them",
+    "itself": "mean weight of a token on itself, the first one left out",
 }
 HEAD_TYPES = Analysis(
     name="head_types",

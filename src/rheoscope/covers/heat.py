@@ -14,18 +14,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
+from rheoscope.attention.lower.block_size import numbers_at_once
+from rheoscope.attention.mask import Mask
 from rheoscope.covers.reading import provenance
 from rheoscope.covers.scores import permitted
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import pooled_p, q_values
-from rheoscope.space.head import Heads, of_head
+from rheoscope.space.head import Heads
+from rheoscope.space.texts import There, counts, kept, mean
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
 
 Walk = Float[Tensor, "*h n n"]
+Walks = Float[Tensor, "*b h n n"]
 MEASURED = ("heat_distance", "green_distance", "memory")
 TOLERANCE = 1e-4
 """How far from 1 a row may sum and still be a law: attention in half precision."""
@@ -68,19 +73,44 @@ def heat(
     >>> found.heat_distance.dims, bool((found.heat_distance <= 1).all())
     (('layer', 'head', 'time'), True)
     """
-    _check(times, draws)
-    allowed = [permitted(heads, len(trace), trace.points.device) for heads in trace.view.blocks]
-    rows, drawn = [], []
-    for layer, heads in enumerate(trace.view.blocks):
-        A = weights(heads, trace.read_by(layer))
-        rows.append(kernel(A, times) | {"gap": gaps(A)})
-        drawn.append([kernel(dealt(A, order), times) for order in orders(allowed[layer], draws, seed)])
-        if progress is not None:
-            progress(layer + 1, trace.view.layers)
-    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    values = {name: x[0] for name, x in batch(Traces.of(trace), times, draws, seed, progress).items()}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads), "time": list(times)}
-    settings = provenance(trace, True, draws=draws, seed=seed)
-    return HEAT.answer(values | _nulls(values, drawn, draws), coords, settings)
+    return HEAT.answer(values, coords, provenance(trace, True, draws=draws, seed=seed))
+
+
+@torch.no_grad()
+def batch(
+    traces: Traces,
+    times: Sequence[int] = (1, 2, 4, 8),
+    draws: int = 10,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Tensor]:
+    """Every field of `heat`, of as many texts at once as a device holds: a walk stays where it is on tokens that are not there."""
+    _check(times, draws)
+    n, layers = traces.points.shape[-2], traces.view.layers
+    some = max(1, numbers_at_once(traces.points.device) // (traces.view.heads * n * n))
+    parts = [traces[low : low + some] for low in range(0, len(traces), some)]
+    found = []
+    for done, part in enumerate(parts):
+        rows = []
+        for layer in range(layers):
+            rows.append(of_layer(part, layer, times, draws, seed))
+            if progress is not None:
+                progress(done * layers + layer + 1, len(parts) * layers)
+        found.append({name: torch.stack([row[name] for row in rows], -3) for name in rows[0]})
+    values = {name: torch.cat([part[name] for part in found], -4) for name in found[0]}
+    gap = values.pop("gap")[..., 0]
+    return {name: values[name] for name in MEASURED} | {"gap": gap} | _nulls(values, draws)
+
+
+def of_layer(traces: Traces, layer: int, times: Sequence[int], draws: int, seed: int) -> dict[str, Tensor]:
+    """The heads of one layer as walks (b, h, time), their gaps (b, h, 1), and the same of draws, `…_drawn` (draw, b, h, time)."""
+    heads, there = traces.view.blocks[layer], None if traces.unpadded else traces.real
+    A = weights(heads, traces.read_by(layer), traces.unseen(layer), there)
+    found = kernel(A, times, there) | {"gap": gaps(A, there)[..., None]}
+    drawn = [kernel(dealt(A, order), times, there) for order in orders_of(heads, traces, draws, seed)]
+    return found | {f"{name}_drawn": torch.stack([one[name] for one in drawn]) for name in MEASURED if drawn}
 
 
 def _check(times: Sequence[int], draws: int) -> None:
@@ -92,39 +122,38 @@ def _check(times: Sequence[int], draws: int) -> None:
         raise RheoscopeError(f"draws is a whole number of 0 or more, got {draws!r}; type draws=10")
 
 
-def _nulls(own: dict[str, Tensor], drawn: list[list[dict[str, Tensor]]], draws: int) -> dict[str, Tensor]:
+def _nulls(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
     """Mean and spread of the draws, and q of the distance to heat; nothing without draws."""
     if not draws:
         return {}
     found: dict[str, Tensor] = {}
     for name in MEASURED:
-        chance = torch.stack([torch.stack([row[at][name] for row in drawn]) for at in range(draws)])
+        chance = values[f"{name}_drawn"]
         found |= {f"{name}_null": chance.mean(0), f"{name}_null_sd": chance.std(0)}
         if name == "heat_distance":
-            found["q_value"] = q_values(pooled_p(own[name], chance))
+            of_texts = zip(values[name], chance.unbind(1), strict=True)
+            found["q_value"] = torch.stack([q_values(pooled_p(*text)) for text in of_texts])
     return found
 
 
-def weights(heads: Heads, x: Float[Tensor, "n d"]) -> Float[Tensor, "h n n"]:
-    """The weights of all heads of a layer, in float64; NaN where rows are no laws."""
+def weights(heads: Heads, x: Float[Tensor, "b n d"], mask: Mask | None = None, there: There = None) -> Walks:
+    """The weights of all heads of a layer, in float64; NaN where rows are no laws. A token that is not there looks at itself."""
     q, k, _ = heads.read(x)
-    A = torch.stack(
-        [of_head(heads.mechanism, head).weights(*heads.one(q, k, head))[0, 0] for head in range(heads.count)]
-    )
-    A = A.double()
-    law = ((A.sum(-1) - 1).abs() < TOLERANCE).all(-1) & (A >= 0).flatten(1).all(-1)
-    return torch.where(law[:, None, None], A / A.sum(-1, keepdim=True), torch.nan)
+    A = heads.mechanism.weights(q, k, mask).double()
+    A = A if there is None else torch.where(there[:, None, :, None], A, _identity(A))
+    law = ((A.sum(-1) - 1).abs() < TOLERANCE).all(-1) & (A >= 0).flatten(-2).all(-1)
+    return torch.where(law[..., None, None], A / A.sum(-1, keepdim=True), torch.nan)
 
 
-def kernel(A: Float[Tensor, "h n n"], times: Sequence[int]) -> dict[str, Float[Tensor, "h time"]]:
+def kernel(A: Walks, times: Sequence[int], there: There = None) -> dict[str, Float[Tensor, "*b h time"]]:
     """Distances and memory of walks, at every time."""
     found: dict[str, list[Tensor]] = {name: [] for name in MEASURED}
     unit = heat_kernel(A, 1)  # e^{−tL} is its t-th power: one exponential serves all times
     for time in times:
         power, spread = torch.linalg.matrix_power(A, time), torch.linalg.matrix_power(unit, time)
-        found["heat_distance"].append(total_variation(power, spread).mean(-1))
-        found["green_distance"].append(total_variation(power, green_function(A, 1 / time)).mean(-1))
-        found["memory"].append(memory(spread))
+        found["heat_distance"].append(mean(total_variation(power, spread), there))
+        found["green_distance"].append(mean(total_variation(power, green_function(A, 1 / time)), there))
+        found["memory"].append(memory(spread, there))
     return {name: torch.stack(values, -1) for name, values in found.items()}
 
 
@@ -157,20 +186,24 @@ def total_variation(P: Walk, Q: Walk) -> Float[Tensor, "*h n"]:
     return (P - Q).abs().sum(-1) / 2
 
 
-def memory(P: Float[Tensor, "h n n"]) -> Float[Tensor, " h"]:
+def memory(P: Walks, there: There = None) -> Float[Tensor, "*b h"]:
     """The mean over pairs of tokens of the total variation between their rows: how well an end tells where a walk began."""
-    n = P.shape[-1]
-    return torch.cdist(P, P, p=1).sum((-1, -2)) / (2 * n * max(n - 1, 1))
+    far = kept(kept(torch.cdist(P, P, p=1), there).mT, there).sum((-1, -2))
+    n = counts(P[..., 0], there)
+    return far / (2 * n * (max(n - 1, 1) if isinstance(n, int) else (n - 1).clamp(min=1)))
 
 
-def gaps(A: Float[Tensor, "h n n"]) -> Float[Tensor, " h"]:
+def gaps(A: Walks, there: There = None) -> Float[Tensor, "*b h"]:
     """1 − the second largest real part of the eigenvalues of each A; under a causal mask they are its diagonal."""
     if A.shape[-1] < 2:
-        return torch.full(A.shape[:1], torch.nan, dtype=A.dtype, device=A.device)
-    walks = ~A.isnan().flatten(1).any(-1)
-    usable = torch.where(walks[:, None, None], A, 0)
+        return torch.full(A.shape[:-2], torch.nan, dtype=A.dtype, device=A.device)
+    walks = ~A.isnan().flatten(-2).any(-1)
+    usable = torch.where(walks[..., None, None], A, 0)
+    if there is not None:  # tokens that are not there: the smallest eigenvalues
+        usable = usable - 3 * torch.diag_embed((~there).to(A))[:, None]
     real = usable.diagonal(dim1=-2, dim2=-1) if not usable.triu(1).any() else torch.linalg.eigvals(usable).real
-    return torch.where(walks, 1 - real.sort(-1).values[:, -2], torch.nan)
+    second = real.sort(-1).values[..., -2]
+    return torch.where(walks & (second > -1.5), 1 - second, torch.nan)
 
 
 def orders(allowed: Bool[Tensor, "n n"], draws: int, seed: int) -> Int[Tensor, "draw n n"]:
@@ -182,9 +215,18 @@ def orders(allowed: Bool[Tensor, "n n"], draws: int, seed: int) -> Int[Tensor, "
     return torch.empty_like(mixed).scatter_(-1, plain, mixed)
 
 
-def dealt(A: Float[Tensor, "h n n"], order: Int[Tensor, "n n"]) -> Float[Tensor, "h n n"]:
+def orders_of(heads: Heads, traces: Traces, draws: int, seed: int) -> Int[Tensor, "draw b n n"]:
+    """The same of every text as if it were alone; what is not there stays."""
+    n, device = traces.points.shape[-2], traces.points.device
+    found = torch.arange(n, device=device).repeat(draws, len(traces), n, 1)
+    for at, size in enumerate(traces.lengths.tolist()):
+        found[:, at, :size, :size] = orders(permitted(heads, size, device), draws, seed)
+    return found
+
+
+def dealt(A: Walks, order: Int[Tensor, "*b n n"]) -> Walks:
     """Every row with its weights at other keys."""
-    return A.gather(-1, order.expand_as(A))
+    return A.gather(-1, order.unsqueeze(-3).expand_as(A))
 
 
 DIMS = ("layer", "head", "time")
@@ -198,6 +240,7 @@ HEAT = Analysis(
     name="heat",
     question="Is attention, applied again and again, a diffusion among tokens?",
     ask=heat,
+    batch=batch,
     needs="trace",
     fields={name: Field(DIMS, said, null=f"{name}_null", null_sd=f"{name}_null_sd") for name, said in SAID.items()}
     | {

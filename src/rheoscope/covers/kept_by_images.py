@@ -28,12 +28,13 @@ class Seen:
     """Clouds around their means: all pairwise distances, and which tokens are near which.
 
     `near` are the tokens of a row, the nearest first (of equally near ones the earlier); `order[i, j]` says how many are nearer
-    to i than j.
+    to i than j. `ranks` are those of the distances of all `pairs` i < j, of length 1.
     """
 
     x: Float[Tensor, "b c n e"]
     distance: Float[Tensor, "b c n n"]
     pairs: Float[Tensor, "b c p"]
+    ranks: Float[Tensor, "b c p"]
     near: Int[Tensor, "b c n n"]
     order: Int[Tensor, "b c n n"]
 
@@ -73,7 +74,7 @@ def seen(x: Clouds, there: Bool[Tensor, "b n"]) -> Seen:
     near = distance.masked_fill(~_others(there)[:, None], torch.inf).sort(dim=-1, stable=True).indices
     places = torch.arange(n, dtype=torch.int32, device=x.device).expand_as(near)
     order = torch.empty(near.shape, dtype=torch.int32, device=x.device).scatter_(-1, near, places)
-    return Seen(x, distance, pairs, near, order)
+    return Seen(x, distance, pairs, unit_ranks(pairs, _usable(there)[:, None]), near, order)
 
 
 def compared(of: Seen, images: Clouds, there: Bool[Tensor, "b n"], k: int) -> Float[Tensor, "b c 6"]:
@@ -86,8 +87,7 @@ def compared(of: Seen, images: Clouds, there: Bool[Tensor, "b n"], k: int) -> Fl
         torch.where(rows, (order - k + 1).clamp(min=0), 0).sum((-2, -1)) for order in (in_cloud, in_image)
     )
     shared = torch.where(rows, in_cloud < k, False).sum((-2, -1))
-    ranks = [unit_ranks(one.pairs, usable[:, None]) for one in (of, image)]
-    rsa = (ranks[0] * ranks[1]).sum(-1, dtype=torch.float64)
+    rsa = (of.ranks * image.ranks).sum(-1, dtype=torch.float64)
     return _told(
         spread(of.pairs, image.pairs, usable), shared, intruders, lost, rsa, alignment(of.x, image.x), there, k
     )
@@ -99,7 +99,7 @@ def by_kernels(of: Seen, images: Clouds, there: Bool[Tensor, "b n"], k: int) -> 
 
     (b, n), (x, distance) = there.shape, distances(images, there)
     ranks = torch.zeros(b, n * n, device=x.device)
-    ranks[:, _upper(n, x.device)] = unit_ranks(of.pairs, _usable(there)[:, None])[:, 0].float()
+    ranks[:, _upper(n, x.device)] = of.ranks[:, 0].float()
     near = of.near[:, 0, :, :k].int().contiguous()
     found = kept_pairs(distance, of.distance[:, 0], there, of.order[:, 0], near, ranks.unflatten(1, (n, n)))
     return _told(found.spread, found.shared, found.intruders, found.lost, found.rsa, alignment(of.x, x), there, k)
@@ -143,8 +143,9 @@ def alignment(x: Float[Tensor, "b 1 n d"], y: Float[Tensor, "b c n e"]) -> Float
 
 
 def _upper(n: int, device: torch.device) -> Int[Tensor, " p"]:
-    """Places of the pairs i < j in a table of all."""
-    return torch.ones(n, n, dtype=torch.bool, device=device).triu(1).flatten().nonzero()[:, 0]
+    """Places of the pairs i < j in a table of all; nothing is asked of the device."""
+    i, j = torch.triu_indices(n, n, 1, device=device)
+    return i * n + j
 
 
 def _usable(there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b p"]:

@@ -16,7 +16,7 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition
 from rheoscope.flow.landscape import Landscape, landscape
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.chance import one_sided, q_values
+from rheoscope.space.chance import one_sided, q_values_of_rows
 from rheoscope.space.components import end_of
 from rheoscope.space.head import Heads, Projected, through
 from rheoscope.space.operator import Factored
@@ -76,8 +76,7 @@ def batch(
     """The heads of every layer on many texts at once: every field of `energy`."""
     values = kernel(traces, traces.counted(keep_massive, least=2), progress)
     values |= {name: x.expand(len(traces), *x.shape) for name, x in of_weights(traces.view).items()}
-    of_texts = zip(values["z"].cpu(), values["alignment_z"].cpu(), strict=True)  # one by one, where asking costs little
-    q = torch.stack([found_beyond_chance(*text) for text in of_texts]).to(values["z"].device)
+    q = found_beyond_chance(values["z"], values["alignment_z"])
     return values | {"q_value": q, "gradient_like": q <= LEVEL}
 
 
@@ -342,9 +341,10 @@ def _at(trace: Trace | Traces, point: int) -> Cloud:
 # The answer
 
 
-def found_beyond_chance(z: Float[Tensor, "layer head"], alignment_z: Float[Tensor, "layer head"]) -> Tensor:
-    """q-values of "both are higher than chance": the larger of two p-values is one for the pair."""
-    return q_values(torch.maximum(*(one_sided(x.double().cpu()) for x in (z, alignment_z))))
+def found_beyond_chance(z: Float[Tensor, "*b layer h"], alignment_z: Float[Tensor, "*b layer h"]) -> Tensor:
+    """q-values of "both are higher than chance", text by text: the larger of two p-values is one for the pair."""
+    p = torch.maximum(*(one_sided(x.double()) for x in (z, alignment_z)))
+    return q_values_of_rows(p.reshape(-1, p.shape[-2:].numel())).reshape(p.shape)
 
 
 def _answer(trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> "xarray.Dataset":

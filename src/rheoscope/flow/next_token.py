@@ -25,7 +25,11 @@ def sees_next(view: View) -> bool:
 
 def is_tied(view: View) -> bool:
     """Whether words are read out by the table that reads them in."""
-    return view.unembed is None or torch.equal(view.unembed.mT, view.embed)
+    if view.unembed is None:
+        return True
+    one, other = view.unembed.mT, view.embed
+    same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()  # then nobody need look
+    return one.shape == other.shape and (same or torch.equal(one, other))
 
 
 def words_in(view: View, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
@@ -47,7 +51,7 @@ def toward_own(
 ) -> Float[Tensor, " p"]:
     """Mean cosine of every token with its own word, both clouds seen from their means."""
     words = _directions(words_in(view, ids[places]).to(points.device))
-    return torch.stack([(_directions(x) * words).sum(-1).mean() for x in points])
+    return (_directions(points) * words).sum(-1).mean(-1)
 
 
 def toward_next(
@@ -59,17 +63,18 @@ def toward_next(
     words = words_out(view, ids).to(points.device)
     words = _unit(words - words[here + 1].mean(0))
     after = torch.cat([here[None] + 1, successors(len(ids), draws, seed)[:, here]])
-    found = torch.stack([mean_cosines(_directions(x)[asked], words, after) for x in points])
+    found = mean_cosines(_directions(points)[:, asked], words, after)
     return found[:, 0], found[:, 1:]
 
 
 def mean_cosines(
-    x: Float[Tensor, "n d"], words: Float[Tensor, "m d"], after: Int[Tensor, "draw n"]
-) -> Float[Tensor, " draw"]:
+    x: Float[Tensor, "p n d"], words: Float[Tensor, "m d"], after: Int[Tensor, "draw n"]
+) -> Float[Tensor, "p draw"]:
     """Mean inner product of every token with the word that each draw gives it; of few draws without the table of all pairs."""
     if TABLE * len(after) < len(words):
-        return torch.stack([(x * words[one]).sum(-1).mean() for one in after])
-    return (x @ words.mT)[torch.arange(len(x)), after].mean(-1)
+        return torch.stack([(x * words[one]).sum(-1).mean(-1) for one in after], -1)
+    places = torch.arange(x.shape[1])
+    return torch.stack([(one @ words.mT)[places, after].mean(-1) for one in x])  # one table at a time
 
 
 def next_type_share(
@@ -88,9 +93,9 @@ def next_type_share(
     return share[0], share[1:]
 
 
-def _directions(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    return _unit(x - x.mean(0))
+def _directions(x: Float[Tensor, "*p n d"]) -> Float[Tensor, "*p n d"]:
+    return _unit(x - x.mean(-2, keepdim=True))
 
 
-def _unit(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def _unit(x: Float[Tensor, "*p n d"]) -> Float[Tensor, "*p n d"]:
     return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-30)

@@ -99,26 +99,31 @@ def batch(
     before: int = 7,
 ) -> dict[str, Tensor]:
     """What a token of every text predicts at every step, and what those before it find likeliest: no draws, and who wrote it not."""
-    checked([token], int(traces.lengths.min()))
-    at = traces.lengths - 1 - (-1 - token) if token < 0 else torch.full_like(traces.lengths, token)
-    laws = predictions(traces.view, traces.points[torch.arange(len(at), device=at.device), :, at])
+    checked([token], traces.shortest)
+    device = traces.points.device
+    at = torch.tensor([len(words) + token if token < 0 else token for words in traces.tokens])
+    here = torch.arange(len(at), device=device), slice(None), at.to(device, non_blocking=True)
+    laws = predictions(traces.view, traces.points[here])
     _refuse(0 if target is None else target, laws.shape[-1], before)
-    found = laws[:, -1].argmax(-1) if target is None else torch.full_like(at, target)
+    found = laws[:, -1].argmax(-1) if target is None else torch.full_like(here[2], target)
     return kernel(laws, found, top) | likeliest_of(traces, at, before)
 
 
 def likeliest_of(traces: Traces, at: Int[Tensor, " b"], before: int) -> dict[str, Tensor]:
-    """What each of several places of every text finds likeliest at the end of every layer; −1 and NaN elsewhere."""
-    ends, n = layer_ends(traces.steps), traces.points.shape[-2]
-    rows = torch.arange(len(at), device=at.device)[:, None]
-    places = at[:, None] - torch.arange(min(before + 1, n), device=at.device).flip(0)
-    chosen = rows.expand_as(places)[places >= 0], places[places >= 0]
-    ids = torch.full((len(at), len(ends), n), -1, device=at.device)
-    chances = torch.full(ids.shape, torch.nan, dtype=exact(traces.points[:0]).dtype, device=at.device)
+    """What each of several places of every text finds likeliest at the end of every layer; −1 and NaN elsewhere.
+
+    Places are chosen where texts are counted, on the CPU, so that nobody waits for the device.
+    """
+    ends, n, device = layer_ends(traces.steps), traces.points.shape[-2], traces.points.device
+    places = at[:, None] - torch.arange(min(before + 1, n)).flip(0)
+    rows = torch.arange(len(at))[:, None].expand_as(places)
+    chosen = torch.stack([rows[places >= 0], places[places >= 0]]).to(device, non_blocking=True)
+    ids = torch.full((len(at), len(ends), n), -1, device=device)
+    chances = torch.full(ids.shape, torch.nan, dtype=exact(traces.points[:0]).dtype, device=device)
     together = max(1, _points_at_once(traces.view) // max(1, len(chosen[0])))
     for low in range(0, len(ends), together):
-        some = torch.tensor(ends[low : low + together], device=at.device)[:, None]
-        place = chosen[0], torch.arange(low, low + len(some), device=at.device)[:, None], chosen[1]
+        some = torch.tensor(ends[low : low + together])[:, None].to(device, non_blocking=True)
+        place = chosen[0], torch.arange(low, low + len(some), device=device)[:, None], chosen[1]
         best = _best(traces.view, traces.points[chosen[0], some, chosen[1]].flatten(0, 1))
         ids[place], chances[place] = (x.unflatten(0, (len(some), -1)) for x in best)
     return {"likeliest": ids, "likeliest_probability": chances}

@@ -204,7 +204,7 @@ def signs(points: Float[Tensor, "*b p n d"], draws: int, seed: int) -> Float[Ten
     One sign for all keeps what tokens do together, so that the draws are as spread as the mean over tokens really is.
     """
     sign = torch.randint(0, 2, (draws, points.shape[-3] - 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    return sign.to(points)
+    return sign.to(points.device, points.dtype, non_blocking=True)
 
 
 def flipped(moved: Float[Tensor, "*b s n d"], sign: Float[Tensor, "draw s"]) -> Float[Tensor, "*b draw n"]:

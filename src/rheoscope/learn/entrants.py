@@ -14,9 +14,10 @@ from torch import nn
 
 from rheoscope.attention.cost import attention_cost
 from rheoscope.attention.modules import Attention
+from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.config import Config
 from rheoscope.models.places import Places
-from rheoscope.models.transformer import build, parameter_count
+from rheoscope.models.transformer import architecture, parameter_count
 from rheoscope.shapes import RheoscopeError
 
 Changes = Callable[[Config], dict[str, Any]]
@@ -39,24 +40,38 @@ def to(**changes: Any) -> Changes:
     return lambda config: changes
 
 
-def warm(mechanism: str, option: str, of: Callable[[float], float]) -> Changes:
-    """A mechanism whose scores start as warm as those of scaled dot products, which divide by √(head width)."""
-    return lambda config: {"mechanism": mechanism, "options": {option: of(config.head_width**0.5)}}
+def metric(**changes: Any) -> Changes:
+    """A Gaussian metric as warm as scaled dot products are, σ² = √(head width): what differs from them is −‖k‖²/2σ² alone."""
+    return lambda config: {"mechanism": "metric", "options": {"sigma": config.head_width**0.25}} | changes
 
 
 BASELINE = "untied"
+# fmt: off
 ENTRANTS: dict[str, Entrant] = {
     BASELINE: Entrant("queries and keys by matrices of their own, scores are dot products: the baseline", to()),
+    "symmetric_start": Entrant("W_Q = W_K before the first step, then both are free", to(start="symmetric")),
+    "mimetic_start": Entrant("M near I and F near −I before the first step, as in trained models", to(start="mimetic")),
+    "tied": Entrant("W_Q = W_K throughout: tokens are compared in one coordinate system", to(projection="tied")),
+    "tied_no_diagonal": Entrant("tied, and no token but the first sees itself", to(projection="tied_no_diagonal")),
+    "tied_positional": Entrant("tied, with a vector added to queries and one to keys", to(projection="tied_positional")),
+    "symmetric_skew": Entrant("M is any symmetric part and a skew one of low rank", to(projection="symmetric_skew")),
+    "psd_skew": Entrant("M is a positive semi-definite part and a skew one of low rank", to(projection="psd_skew")),
+    "isometric": Entrant("W_Q and W_K orthonormal: heads look at a subspace without deforming it", to(projection="isometric")),
+    "identity_queries": Entrant("W_Q = I: queries are the token's own coordinates", to(projection="identity_queries")),
+    "shared_kv": Entrant("W_K = W_V: what a token is found by is what it gives", to(projection="shared_kv")),
+    "gated": Entrant("what a head takes is multiplied by a gate that the token opens", to(projection="gated")),
     "qk_norm": Entrant("queries and keys of length 1, scores are 10 times their cosine", to(mechanism="cosine")),
-    "metric": Entrant("scores fall with the squared distance of query and key", warm("metric", "sigma", lambda root: root**0.5)),
+    "metric": Entrant("scores fall with the squared distance of query and key", metric()),
     "metric_map": Entrant("one learned map of queries and keys, scores fall with their squared distance in it", to(mechanism="metric_map")),
     "mahalanobis": Entrant("a learned metric, scores fall with the squared distance in it", to(mechanism="mahalanobis")),
+    "tied_metric": Entrant("tied, and scores fall with the squared distance", metric(projection="tied")),
     "symmetric_relation": Entrant("one learned map of queries and keys, scores are dot products in it", to(mechanism="symmetric_relation")),
     "relation": Entrant("a learned map of queries and one of keys, scores are dot products of the two", to(mechanism="relation")),
     "sink": Entrant("a softmax that may give nothing to anybody", to(mechanism="softmax_sink")),
     "sigmoid": Entrant("every weight by itself, a sigmoid of its score", to(mechanism="sigmoid")),
     "linear": Entrant("positive features of queries and keys, divided by their sum: no softmax", to(mechanism="linear")),
-}  # fmt: skip
+}
+# fmt: on
 """A name, a sentence, and what it changes."""
 
 
@@ -67,7 +82,7 @@ def entrant(name: str, config: Config) -> Config:
     >>> entrant("metric", config).mechanism, entrant("metric:parameters", config).hidden == config.hidden
     ('metric', True)
     """
-    own, _, matching = name.partition(":")
+    own, _, matching = name.partition("+")[0].partition(":")
     if own not in ENTRANTS:
         raise RheoscopeError(f"unknown entrant {own!r}; type one of {', '.join(ENTRANTS)}, or --list for what they are")
     made = ENTRANTS[own].of(config)
@@ -85,6 +100,22 @@ def entrants(names: Sequence[str], config: Config) -> dict[str, Config]:
     ['untied', 'metric']
     """
     return {name: entrant(name, config) for name in dict.fromkeys([BASELINE, *names])}
+
+
+def penalties(name: str) -> dict[str, float]:
+    """What an entrant keeps small besides its loss, and how strongly.
+
+    >>> penalties("untied+asymmetry=0.1"), penalties("tied")
+    ({'asymmetry': 0.1}, {})
+    """
+    found = {}
+    for told in name.split("+")[1:]:
+        what, _, strength = told.partition("=")
+        try:
+            found[what] = float(strength)
+        except ValueError as error:
+            raise RheoscopeError(f"a penalty is NAME=NUMBER, got {told!r}; type untied+asymmetry=0.1") from error
+    return found
 
 
 def matched(config: Config, like: Config, measure: Callable[[Config], int]) -> Config:
@@ -135,8 +166,8 @@ TABLES = (nn.Embedding, Places, nn.ParameterDict)
 
 
 def _shape(config: Config) -> nn.Module:
-    with torch.device("meta"):
-        return build(config)
+    with torch.device("meta"), Undrawn():
+        return architecture(config)
 
 
 MEASURES: dict[str, Callable[[Config], int]] = {"parameters": parameters, "flops": flops}

@@ -9,7 +9,8 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from rheoscope.attention.zoo import ZOO
@@ -28,14 +29,27 @@ def drawn(config: Config, seed: int) -> Transformer | Translator:
     True
     """
     config = with_seed(config, seed)
-    with torch.device("meta"), Listed() as listed:
-        names = {id(own): name for name, own in build(config).named_parameters()}
-    with (
-        torch.random.fork_rng(devices=[]),
-        ByName(seed, [names.get(one, f"{at}") for at, one in enumerate(listed.ids)]),
-    ):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]), ByName(seed, names_of_draws(config)):
+        torch.default_generator.manual_seed(seed)
         return build(config)
+
+
+def names_of_draws(config: Config) -> list[str]:
+    """For whom each draw is, in the order in which a model of this config draws: the parameter, or its number where it is for none.
+
+    A parameter is known by the module that it was made for: some are cut down after they were drawn.
+    """
+    owners: dict[int, tuple[nn.Module, str]] = {}
+    heard = register_module_parameter_registration_hook(
+        lambda module, name, own: owners.setdefault(id(own), (module, name)) and None
+    )
+    try:
+        with torch.device("meta"), Listed() as listed:
+            modules = {id(module): name for name, module in build(config).named_modules()}
+    finally:
+        heard.remove()
+    found = [owners.get(id(own)) for own in listed.drawn_for]
+    return [f"{at}" if one is None else f"{modules.get(id(one[0]), at)}.{one[1]}" for at, one in enumerate(found)]
 
 
 def with_seed(config: Config, seed: int) -> Config:
@@ -47,18 +61,16 @@ def with_seed(config: Config, seed: int) -> Config:
 
 
 class Listed(TorchFunctionMode):
-    """Meanwhile nothing is drawn; every tensor that initial weights were to be drawn for is written down, in order."""
+    """Meanwhile nothing is drawn; what initial weights were to be drawn for is written down, in order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ids: list[int] = []
-        self.kept: list[Tensor] = []
+        self.drawn_for: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DRAWS:
-            own = args[0] if args else (kwargs or {})["tensor"]
-            self.ids.append(id(own))
-            self.kept.append(own)  # or another one might get its id
+            own: Tensor = args[0] if args else (kwargs or {})["tensor"]
+            self.drawn_for.append(own)
             return own
         return func(*args, **kwargs or {})
 
@@ -73,5 +85,5 @@ class ByName(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DRAWS:
             told = hashlib.sha256(f"{self.seed} {next(self.names)}".encode()).digest()
-            torch.manual_seed(int.from_bytes(told[:7], "big"))
+            torch.default_generator.manual_seed(int.from_bytes(told[:7], "big"))
         return func(*args, **kwargs or {})

@@ -1,6 +1,7 @@
 """What a race keeps on disk, so that it can be killed at any moment and goes on to the same numbers, byte for byte.
 
     out/race.json                         what is raced: recipe, entrants, seeds, rates
+    out/data/                             its tokens, unless they were prepared elsewhere
     out/packs/NAME@RATE/log.jsonl         a line for each seed and each time it was measured
                         state-STEP.safetensors    where that pack stands: weights and, until the end, its optimisers
                         times.jsonl       how long it took: never part of a table
@@ -20,7 +21,7 @@ from rheoscope.files import check_directory, signature, write_file
 from rheoscope.models.checkpoint import save_tensors
 from rheoscope.shapes import RheoscopeError
 
-RACE, PACKS, LOG, TIMES = "race.json", "packs", "log.jsonl", "times.jsonl"
+RACE, PACKS, DATA, LOG, TIMES = "race.json", "packs", "data", "log.jsonl", "times.jsonl"
 Line = dict[str, Any]
 
 
@@ -30,7 +31,7 @@ def pack_folder(out: Path, entrant: str, rate: float) -> Path:
     >>> pack_folder(Path("run"), "metric:flops", 0.001).name
     'metric-by-flops@0.001'
     """
-    return out / PACKS / f"{entrant.replace(':', '-by-')}@{rate:g}"
+    return out / PACKS / f"{entrant.replace(':', '-by-')}@{rate!r}"
 
 
 def lines_of(folder: Path) -> list[Line]:
@@ -79,6 +80,7 @@ def _state(folder: Path, step: int) -> Path:
 
 def add_times(folder: Path, told: Line) -> None:
     """One more line of how long something took."""
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / TIMES).open("a") as file:
         file.write(json.dumps(told) + "\n")
 
@@ -106,7 +108,7 @@ def same_race(out: Path, now: Line) -> Line:
                     f"{out} holds a race with {_difference(name, held, now)}; type the same, or another --out"
                 )
         now |= {name: list(dict.fromkeys([*held[name], *now[name]])) for name in JOINING}
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and any(one.name != DATA for one in out.iterdir()):
         raise RheoscopeError(f"{out} holds other files; type another --out")
     write_file(file, lambda to: to.write_text(json.dumps({"written_by": signature()} | now, indent=1) + "\n"))
     return now

@@ -3,7 +3,7 @@
 losses ─► gradient of each seed ─► clipped, each by its own length ─► AdamW or Muon
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from rheoscope.learn.optimiser import clip_each, packed_optimisers
 from rheoscope.learn.packed import Packed
 from rheoscope.models.optimiser import optimisers, rate_at
+from rheoscope.models.penalty import penalty
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.state import optimiser_tensors, put_back
 from rheoscope.models.task import Batch, Task, autocast
@@ -48,6 +49,17 @@ class OneObjective(nn.Module):
         return self.task.loss(self.model, (x, y), smoothing)[None]
 
 
+class Penalised(nn.Module):
+    """What is kept small besides the loss, as one module to compile: a number for each seed."""
+
+    def __init__(self, model: nn.Module, told: Mapping[str, float]) -> None:
+        super().__init__()
+        self.model, self.told = model, dict(told)
+
+    def forward(self, x: Int[Tensor, "sb n"]) -> Losses:
+        return penalty(self.told, self.model, x)
+
+
 @dataclass(frozen=True, eq=False)
 class Learner:
     """Seeds that learn together; `seeds` are their numbers, in the order of the rows of a batch.
@@ -59,6 +71,7 @@ class Learner:
     objective: nn.Module
     optimisers: list[torch.optim.Optimizer]
     clip: Callable[[float], object]
+    besides: Penalised | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -73,17 +86,21 @@ class Learner:
     def compile(self, blocks: bool = False) -> None:
         """Have `torch.compile` make one graph of model and loss, or one of a block, which serves them all: made sooner, a little slower."""
         stacks = [one for one in self.model.modules() if isinstance(one, Stack)] if blocks else []
-        for block in [block for stack in stacks for block in stack.blocks] if blocks else [self.objective]:
-            block.compile()
+        for part in [block for stack in stacks for block in stack.blocks] if blocks else [self.objective]:
+            part.compile()
+        if self.besides is not None:
+            self.besides.compile()
 
     def step(self, recipe: Recipe, step: int, batch: Batch, tokens: Float[Tensor, " seeds"]) -> Losses:
         """One step of the optimisers, `tokens` of each seed predicted; gives each seed's loss per token before it."""
-        torch.manual_seed((step * 1_000_003 + self.seeds[0]) % 2**63)  # dropout, if there is any
+        if recipe.config.dropout or recipe.config.attention_dropout:
+            torch.manual_seed((step * 1_000_003 + self.seeds[0]) % 2**63)
         total = torch.zeros(len(self.seeds), device=self.device)
         for x, y in self._pieces(batch, recipe.accumulate):
             with autocast(self.device):
                 losses = self.objective(x, y, recipe.label_smoothing) / tokens
-            losses.sum().backward()
+                asked = losses if self.besides is None else losses + self.besides(x) / recipe.accumulate
+            asked.sum().backward()
             total += losses.detach()
         self.clip(recipe.clip)
         for one in self.optimisers:
@@ -135,21 +152,17 @@ class Learner:
 def packed_learner(models: Sequence[nn.Module], seeds: Sequence[int], recipe: Recipe, task: Task) -> Learner:
     """All seeds at once; models that cannot be packed are refused."""
     packed = Packed(models).train()
-    parameters = list(packed.parameters())
-    return Learner(
-        tuple(seeds),
-        SeedObjective(packed, task.ignored),
-        packed_optimisers(packed, recipe),
-        lambda to: clip_each(parameters, to),
-    )
+    parameters, besides = list(packed.parameters()), _besides(packed.body, recipe)
+    objective, made = SeedObjective(packed, task.ignored), packed_optimisers(packed, recipe)
+    return Learner(tuple(seeds), objective, made, lambda to: clip_each(parameters, to), besides)
 
 
 def lone_learner(model: nn.Module, seed: int, recipe: Recipe, task: Task) -> Learner:
     """One seed by itself: any model, any task."""
-    parameters = list(model.train().parameters())
-    return Learner(
-        (seed,),
-        OneObjective(model, task),
-        optimisers(model, recipe),
-        lambda to: nn.utils.clip_grad_norm_(parameters, to),
-    )
+    parameters, besides = list(model.train().parameters()), _besides(model, recipe)
+    objective, made = OneObjective(model, task), optimisers(model, recipe)
+    return Learner((seed,), objective, made, lambda to: nn.utils.clip_grad_norm_(parameters, to), besides)
+
+
+def _besides(model: nn.Module, recipe: Recipe) -> Penalised | None:
+    return Penalised(model, recipe.penalty) if recipe.penalty else None

@@ -51,14 +51,14 @@ class PackedMuon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """All matrices of one shape in one product, of all layers and seeds."""
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            by_shape: dict[torch.Size, list[Tensor]] = {}
             for own in group["params"]:
                 by_shape.setdefault(own.shape, []).append(own)
             for alike in by_shape.values():
                 self._update(alike, group["lr"], group["weight_decay"])
 
-    def _update(self, alike: list[nn.Parameter], rate: float, weight_decay: float) -> None:
-        gradients = [own.grad for own in alike]
+    def _update(self, alike: list[Tensor], rate: float, weight_decay: float) -> None:
+        gradients = [own.grad for own in alike if own.grad is not None]
         held = [self.state[own].setdefault("momentum_buffer", torch.zeros_like(own)) for own in alike]
         torch._foreach_lerp_(held, gradients, 1 - MOMENTUM)
         ahead = torch._foreach_lerp(gradients, held, MOMENTUM)

@@ -22,8 +22,10 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
 from rheoscope.attention.parameters import with_tensors
 from rheoscope.attention.position import ALiBi, NoPosition
+from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.places import LearnedTable, Places
-from rheoscope.models.transformer import Embedding, Linear, Transformer, build
+from rheoscope.models.projections import SymmetricSkew, TiedPositional
+from rheoscope.models.transformer import Embedding, Linear, Transformer, architecture
 from rheoscope.shapes import RheoscopeError
 
 Cloud = Float[Tensor, "sb n d"]
@@ -52,9 +54,9 @@ class Packed(nn.Module):
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.configs = [model.config for model in models]
+        self.configs = [model.config for model in models if isinstance(model, Transformer)]
         named = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
-        if not all(isinstance(model, Transformer) for model in models):
+        if len(self.configs) < len(models):
             raise CannotPack("an encoder-decoder has no packed form")
         if len({tuple((name, p.shape) for name, p in one.items()) for one in named}) != 1:
             raise CannotPack("only models of one shape are packed, got several; pack each shape by itself")
@@ -82,8 +84,8 @@ class Packed(nn.Module):
         >>> torch.equal(Packed([model]).unpack(0).unembed.weight, model.unembed.weight)
         True
         """
-        with torch.random.fork_rng(devices=[]):
-            model = build(self.configs[at])
+        with Undrawn():
+            model = architecture(self.configs[at])
         mine = dict(self.body.named_parameters(remove_duplicate=False))
         for name, own in model.named_parameters():
             own.copy_(mine[name][at])
@@ -140,12 +142,12 @@ class PackedRMSNorm(nn.Module):
         return per_seed(self.weight, functional.rms_norm(x, x.shape[-1:], None, self.eps), torch.mul)
 
 
-class PackedLayerNorm(nn.Module):
+class PackedLayerNorm(nn.LayerNorm):
     """(x − mean)/sd times the gain of its seed, plus its bias."""
 
     def __init__(self, plain: nn.LayerNorm, hold: Hold) -> None:
-        super().__init__()
-        self.weight, self.eps = hold(plain.weight), plain.eps
+        super().__init__(plain.normalized_shape, plain.eps, elementwise_affine=False)
+        self.weight = hold(plain.weight)
         self.bias = None if plain.bias is None else hold(plain.bias)
 
     def forward(self, x: Cloud) -> Cloud:
@@ -205,11 +207,12 @@ class OfSeeds(Mechanism):
         if mask is not None or not isinstance(self.position, ALiBi | NoPosition):
             raise CannotPack("a packed mechanism that learns takes no padding and no table of buckets")
         seeds, heads = len(next(iter(self.tensors.values()))), q.shape[1]
-        biased = isinstance(self.position, ALiBi)
-        position = ALiBi(self.position.slopes.repeat(seeds)) if biased else self.position
+        at = self.position
+        position = ALiBi(at.slopes.repeat(seeds)) if isinstance(at, ALiBi) else at
         one = Mechanism(self.score, self.mask, position, self.normaliser, self.value)
         mine = with_tensors(one, {path: of_each_head(x, heads) for path, x in self.tensors.items()})
-        out = mine.attend(*(seeds_as_heads(x, seeds) for x in (q, k, v)), lowering=lowering)
+        q, k, v = (seeds_as_heads(x, seeds) for x in (q, k, v))
+        out = mine.attend(q, k, v, lowering=lowering)
         return out.unflatten(1, (seeds, heads)).transpose(0, 1).flatten(0, 1)
 
 
@@ -237,6 +240,13 @@ def packed_attention(plain: Attention, hold: Hold) -> nn.Module:
     return PackedAttention(plain, hold) if any(True for _ in plain.parameters()) else plain
 
 
+def stacked(plain: nn.Module, hold: Hold) -> nn.Module:
+    """A module that knows by itself what to do with parameters of several models, (models, …)."""
+    for name, own in [*plain.named_parameters(recurse=False)]:
+        setattr(plain, name, hold(own))
+    return plain
+
+
 PACKED: dict[type[nn.Module], Callable[[Any, Hold], nn.Module]] = {
     Linear: PackedLinear,
     Embedding: PackedEmbedding,
@@ -244,5 +254,7 @@ PACKED: dict[type[nn.Module], Callable[[Any, Hold], nn.Module]] = {
     nn.LayerNorm: PackedLayerNorm,
     LearnedTable: PackedTable,
     Attention: packed_attention,
+    TiedPositional: stacked,
+    SymmetricSkew: stacked,
 }
 """From a class that holds parameters to its packed form."""

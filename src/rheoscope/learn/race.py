@@ -12,9 +12,10 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.learn import kept
-from rheoscope.learn.entrants import entrants, flops
+from rheoscope.learn.entrants import entrants, flops, penalties
 from rheoscope.learn.initial import drawn
 from rheoscope.learn.learner import Learner, Losses, lone_learner, packed_learner
 from rheoscope.learn.packed import CannotPack
+from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.state import Say
 from rheoscope.models.task import Batch, Task
-from rheoscope.models.train import placed
+from rheoscope.models.train import Place, placed
 from rheoscope.shapes import RheoscopeError
 
 Tell = Callable[[int, int, str], object]
 """Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
-Work = tuple[Batch, Float[Tensor, " s"]]
+Work = tuple[Batch, Float[Tensor, " seeds"]]
 """A batch of some seeds, and how many tokens each predicts."""
 
 
@@ -63,10 +65,14 @@ class Race:
     def packs(self) -> list["Pack"]:
         """Every entrant at every rate, the baseline first."""
         return [
-            Pack(name, replace(self.recipe, config=config, rate=rate), tuple(range(self.seeds)))
+            Pack(name, self.recipe_of(name, config, rate), tuple(range(self.seeds)))
             for name, config in entrants(self.mechanisms, self.recipe.config).items()
             for rate in self.rates
         ]
+
+    def recipe_of(self, name: str, config: Config, rate: float) -> Recipe:
+        """How an entrant learns: as all do, but for its model, its rate, and what it keeps small besides."""
+        return replace(self.recipe, config=config, rate=rate, penalty=self.recipe.penalty | penalties(name))
 
     def marks(self) -> list[int]:
         """The steps at which all are measured: the start, every `evaluate_every`, and the end."""
@@ -103,6 +109,11 @@ class Pack:
         """What one seed reads in one step."""
         return self.recipe.batch * self.recipe.context
 
+    @cached_property
+    def flops(self) -> int:
+        """What that costs."""
+        return self.tokens * flops(self.recipe.config, self.recipe.context)
+
 
 def race(
     asked: Race,
@@ -122,44 +133,65 @@ def race(
     **Laws** killed at any moment and called again, it ends with the same logs and weights, byte for byte on a CPU; packed seeds learn
     what each would alone, to rounding; a seed that diverges is logged as diverged and the others of its pack go on.
 
+    **Many GPUs** under `torchrun` every process takes its share of the entrants, on a device of its own, into one folder.
+
     **Siblings** `models.train.train` trains one model and keeps the best of it.
     """
     asked = replace(asked, recipe=replace(asked.recipe, config=asked.recipe.config.but(vocabulary=task.vocabulary)))
     task.check(asked.recipe)
-    kept.same_race(out, asked.told(task))
-    with (
-        placed(device) as place,
-        many_graphs(compiled := place.device.type == "cuda" if compiled is None else compiled),
-    ):
-        Running(asked, task, out, place.device, compiled, packed, tell, say).run()
+    with placed(device) as place, ThreadPoolExecutor(1) as writer:
+        if place.first:
+            kept.same_race(out, asked.told(task))
+        place.wait()
+        compiled = place.device.type == "cuda" if compiled is None else compiled
+        with many_graphs(compiled):
+            Running(asked, task, out, place, compiled, packed, tell, say, writer).run()
+        place.wait()
 
 
 @dataclass(eq=False)
 class Running:
-    """A race on one device."""
+    """A race on one device, or this process's share of one."""
 
     asked: Race
     task: Task
     out: Path
-    device: torch.device
+    place: Place
     compiled: bool
     packed: bool
     tell: Tell
     say: Say
+    writer: ThreadPoolExecutor
+    written: "Future[None] | None" = None
+    writing: Path | None = None
     learners: dict[str, list[Learner]] = field(default_factory=dict)
     done: int = 0
 
+    @property
+    def device(self) -> torch.device:
+        return self.place.device
+
+    @cached_property
+    def packs(self) -> list[Pack]:
+        """Those of this process: entrants are dealt out, each with all its rates."""
+        every = self.asked.packs()
+        names = list(dict.fromkeys(pack.entrant for pack in every))
+        return [pack for pack in every if names.index(pack.entrant) % self.place.world == self.place.rank]
+
     def run(self) -> None:
-        """Every pack to every mark, in turns."""
-        packs = [(pack, kept.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in self.asked.packs()]
+        """Every pack to every mark, in turns; one is kept while the next one trains."""
+        packs = [(pack, kept.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in self.packs]
         stand = [kept.step_of(kept.lines_of(folder)) or 0 for _, folder in packs]
         self.done = sum(step * pack.tokens * len(pack.seeds) for step, (pack, _) in zip(stand, packs, strict=True))
         for mark in self.asked.marks():
             for pack, folder in packs:
+                if folder == self.writing:
+                    self._wait()
                 lines = kept.lines_of(folder)
                 step = kept.step_of(lines)
                 if step is None or step < mark:
                     self.turn(pack, folder, lines, step, mark)
+        self._wait()
 
     def turn(self, pack: Pack, folder: Path, lines: list[kept.Line], step: int | None, mark: int) -> None:
         """One pack from where it stands to a mark."""
@@ -173,14 +205,20 @@ class Running:
         lines = [*lines, *measured(pack, mark, trained, held_out, lines)]
         ends = mark == self.asked.recipe.steps
         tensors = {name: x for learner in learners for name, x in _named(learner, not ends).items()}
-        kept.keep(folder, mark, tensors, lines)
-        if mark:
+        self._wait()
+        self.written, self.writing = self.writer.submit(kept.keep, folder, mark, tensors, lines), folder
+        if seconds:
             speed = (mark - (step or 0)) * pack.tokens * len(pack.seeds) / seconds
             kept.add_times(
                 folder, {"step": mark, "seconds": seconds, "tokens per second": speed, "learners": len(learners)}
             )
         for learner in learners:
             learner.leave()
+
+    def _wait(self) -> None:
+        """Until what was handed over last is written; what went wrong with it goes wrong here."""
+        if self.written is not None:
+            self.written.result()
 
     def _learners(self, pack: Pack, fresh: bool) -> list[Learner]:
         """Those of an entrant, made once: what is compiled serves all its rates; fresh ones are at their initial weights."""
@@ -208,7 +246,7 @@ class Running:
         lost = [line["diverged"] is not None for line in lines[-len(pack.seeds) :]]
         if step == mark or (lost and all(lost)):
             nothing = [math.nan] * len(pack.seeds)
-            return Trained(nothing, [None] * len(pack.seeds)), 1.0
+            return Trained(nothing, [None] * len(pack.seeds)), 0.0
         began = time.perf_counter()
         each = [self._learn(pack, learner, step, mark) for learner in learners]
         losses, broke = (torch.cat(part).tolist() for part in zip(*each, strict=True))  # waits for the device
@@ -218,7 +256,7 @@ class Running:
         """Steps up to a mark: the mean loss of each seed on the way, and the step at which it was no number, 0 where it was one."""
         total = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.float64)
         broke = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.long)
-        whole = self.asked.recipe.steps * pack.tokens * len(pack.seeds) * len(self.asked.packs())
+        whole = self.asked.recipe.steps * pack.tokens * len(pack.seeds) * len(self.packs)
         what = f"{pack.entrant} at {pack.recipe.rate:g}"
         with ThreadPoolExecutor(1) as reader:
             for at, (batch, tokens) in ahead(reader, lambda at: self._work(pack, learner, at), step, mark):
@@ -265,7 +303,7 @@ def measured(
 ) -> list[kept.Line]:
     """A line for every seed; what has diverged stays so."""
     lost = {line["seed"]: line["diverged"] for line in before[-len(pack.seeds) :]}
-    told, cost = [], flops(pack.recipe.config, pack.recipe.context) * mark * pack.tokens
+    told, cost = [], pack.flops * mark
     for at, seed in enumerate(pack.seeds):
         diverged = lost.get(seed) or trained.broke[at] or (None if math.isfinite(held_out[at]) else mark)
         told.append(

@@ -76,8 +76,7 @@ class Projection(nn.Module):
             if (held := getattr(read, name)) is not None:
                 rows = dict(zip(self.whole, held.data.split(sizes(self.whole)), strict=True))
                 added = held.data.new_zeros(self.heads_count, *held.shape[1:])
-                kept = torch.cat([rows.get(part, added) for part in self.layout])
-                setattr(read, name, nn.Parameter(kept))
+                held.data = torch.cat([rows.get(part, added) for part in self.layout])
         read.out_features = len(read.weight)
 
     def rows(self, read: nn.Module, u: Cloud) -> Row:
@@ -110,14 +109,19 @@ class Projection(nn.Module):
         """What is added to queries and to keys of every head (h, k), whatever the token, if anything."""
         return None
 
+    def maps(self, W: Weight) -> Projected:
+        """W_Q, W_K and W_V (models, h, d, k) of the trained weights: what is done to the axes."""
+        W = self.weight(W if W.ndim == 3 else W[None])
+        axes = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
+        return self.split(W.mT, axes.expand(len(W), -1, -1))
+
     def factors(self, read: nn.Linear) -> Factors:
         """W and b of queries, keys and values: what `heads` does to the axes, and to nothing."""
-        W = self.weight(read.weight)
-        axes = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)[None]
-        weights = [part[0] for part in self.split(W.mT[None], axes)]
+        weights = [part[0] for part in self.maps(read.weight)]
         biases: list[Tensor | None] = [None, None, None]
         if read.bias is not None:
-            biases = [part[0, :, 0] for part in self.split(read.bias[None, None], torch.zeros_like(axes[:, :1]))]
+            nothing = read.weight.new_zeros(1, 1, read.weight.shape[-1])
+            biases = [part[0, :, 0] for part in self.split(read.bias[None, None], nothing)]
         for side, offset in enumerate(self.offsets() or ()):
             bias = biases[side]
             biases[side] = offset if bias is None else bias + offset

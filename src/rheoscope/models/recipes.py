@@ -5,10 +5,11 @@ A recipe fits any vocabulary: the data decides how many tokens there are.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from rheoscope.models.config import Config
+from rheoscope.models.penalty import PENALTIES
 from rheoscope.shapes import RheoscopeError
 
 CHOICES = {"schedule": ("cosine", "wsd"), "optimiser": ("adamw", "muon")}
@@ -26,6 +27,7 @@ class Recipe:
     pieces one after the other with the same gradient. The rate rises over `warmup` steps to `rate`, then falls: `cosine`
     to `floor` · rate; `wsd` stays and falls to 0 in the last fifth.
     Matrices inside blocks may take `muon`; everything else takes AdamW. `vocabulary` is what the tokenizer is made with.
+    `penalty` names what is kept small besides the loss, and how strongly: {"asymmetry": 0.1} (`penalty.py`).
     """
 
     config: Config
@@ -46,6 +48,7 @@ class Recipe:
     evaluate_every: int = 250
     vocabulary: int | str = 4096
     held_out: float = 0.02
+    penalty: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "context", "accumulate", "evaluate_every"):
@@ -62,6 +65,7 @@ class Recipe:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise RheoscopeError(f"unknown {name} {getattr(self, name)!r}; type one of {', '.join(known)}")
+        _check_penalty(self.penalty)
         if self.batch % self.accumulate:
             raise RheoscopeError(
                 f"batch must be a multiple of accumulate, got {self.batch} and {self.accumulate}; type accumulate=1"
@@ -94,6 +98,15 @@ class Recipe:
 
 KINDS_OF_RECIPE = {one.name: one.type for one in fields(Recipe) if one.name != "config"}
 KINDS_OF_MODEL = {one.name: one.type for one in fields(Config)}
+
+
+def _check_penalty(told: Any) -> None:
+    if not isinstance(told, dict) or any(type(x) not in (int, float) or not 0 <= x < 1e9 for x in told.values()):
+        raise RheoscopeError(
+            f"penalty must be names and how strong they are, 0 or more, got {told!r}; type penalty={{'asymmetry': 0.1}}"
+        )
+    for name in set(told) - set(PENALTIES):
+        raise RheoscopeError(f"unknown penalty {name!r}; type one of {', '.join(PENALTIES)}")
 
 
 def _check_known(name: str) -> None:

@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ def same_recipe(out: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
     """
     now = json.loads(json.dumps(now))
     for kind, before, after in ((Recipe, held, now), (Config, held["config"], now["config"])):
-        usual = {one.name: one.default for one in fields(kind)}
+        usual = {one.name: {} if one.default is MISSING else one.default for one in fields(kind)}
         for name in sorted((set(before) | set(after)) - {"config", "steps", EXTENDED}):
             was, will = before.get(name, usual.get(name)), after.get(name)
             if was != will:

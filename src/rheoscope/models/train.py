@@ -1,6 +1,6 @@
 """Training: the same weights from the same seed, killed and resumed or not, on one machine or many.
 
-loss = -Σ log p(token) / tokens             step: gradient of the whole batch, clipped, AdamW or Muon
+loss = -Σ log p(token) / tokens + Σ λ · penalty    step: gradient of the whole batch, clipped, AdamW or Muon
 the batch and the dropout of step t are functions of (seed, t)
 """
 
@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rheoscope.files import write_file
 from rheoscope.models import state
 from rheoscope.models.optimiser import optimisers, rate_at
+from rheoscope.models.penalty import penalty
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.run_directory import check_out
 from rheoscope.models.state import Progress, Say
@@ -35,6 +36,8 @@ from rheoscope.space.weights import usual_device
 Figures = dict[str, float | int]
 Tell = Callable[[Figures], object]
 """Called after every step with its number, and with whatever was measured at it."""
+Look = Callable[[int, nn.Module], object]
+"""Called with the model before the first step (0) and after every step, while nothing else happens to it."""
 
 Piece = tuple[Int[Tensor, "_ s"], Int[Tensor, "_ t"]]
 """Some rows of a batch."""
@@ -78,6 +81,7 @@ def train(
     compiled: bool | None = None,
     tell: Tell | None = None,
     say: Say | None = None,
+    look: Look | None = None,
 ) -> Figures:
     """Train by a recipe; the figures of the best model on held-out data come back, the model lies in `out`.
 
@@ -88,7 +92,8 @@ def train(
     evaluation, after Ctrl-C from the very step. With other `steps` it is extended: from where it stands the rate follows the
     schedule of the new number, which `say` tells; it ends as a run of that many from the start would only where both schedules
     are the same so far (`wsd` before it falls). **Logs** `out/log.jsonl`, a line
-    each time something is measured; `tell` gets the same and every step, `say` what a person should know, as a sentence.
+    each time something is measured; `tell` gets the same and every step, `say` what a person should know, as a sentence; `look` is
+    shown the model itself before the first step and after every one.
 
     >>> import tempfile, pathlib
     >>> from rheoscope.models.data import prepare
@@ -108,12 +113,12 @@ def train(
         model = build(recipe.config).to(place.device)
         made = optimisers(model, recipe)
         progress = _begin(recipe, out, model, made, place, tokenizer, say or _silent)
-        run = Run(recipe, task, out, tokenizer, model, made, place, tell or _silent, say or _silent)
+        run = Run(recipe, task, out, tokenizer, model, made, place, tell or _silent, say or _silent, look or _silent)
         return run.go_on(progress, compiled if compiled is not None else place.device.type == "cuda")
 
 
-def _silent(_: object) -> None:
-    """Nobody listens."""
+def _silent(*_: object) -> None:
+    """Nobody listens, nobody looks."""
 
 
 def _begin(
@@ -168,15 +173,19 @@ class Run:
     place: Place
     tell: Tell
     say: Say
+    look: Look
 
     def go_on(self, progress: Progress, compiled: bool) -> Figures:
         """From where it stands to the last step; who types Ctrl-C keeps the step that is being made."""
         log = Log(self.out, progress.step) if self.place.first else None
         objective = self._objective(compiled)
+        if progress.step == 0:
+            self._look(0)
         began, since, done = time.perf_counter(), progress.step, progress.step
         with between_steps(lambda: self._heard(began, done - since)) as asked:
             for done in range(progress.step + 1, self.recipe.steps + 1):
                 loss = self.step(objective, done - 1)
+                self._look(done)
                 measured = done % self.recipe.evaluate_every == 0 or done == self.recipe.steps
                 line: Figures = {"step": done, **self._read(loss, done, measured)}
                 if measured:
@@ -189,6 +198,10 @@ class Run:
                     self._stop(done, progress)
         self.place.wait()
         return state.best_figures(self.out)
+
+    def _look(self, done: int) -> None:
+        if self.place.first:
+            self.look(done, self.model)
 
     def _stop(self, done: int, progress: Progress) -> None:
         """Keep the step that was just made, with the best loss so far, and end."""
@@ -212,10 +225,16 @@ class Run:
             with nullcontext() if number == len(pieces) or self.place.world == 1 else objective.no_sync():  # type: ignore[operator]
                 with autocast(self.place.device):
                     loss = objective(*piece) / tokens
-                (loss * self.place.world).backward()  # processes average their gradients: the sum is wanted
+                    asked = self._penalised(loss, piece, len(pieces))
+                (asked * self.place.world).backward()  # processes average their gradients: the sum is wanted
             total += loss.detach()
         self._update(step)
         return total
+
+    def _penalised(self, loss: Tensor, piece: Piece, pieces: int) -> Tensor:
+        """The loss with this piece's share of what else is to be kept small; what is told is the loss alone."""
+        told = self.recipe.penalty
+        return loss + penalty(told, self.model, piece[0]).sum() / (pieces * self.place.world) if told else loss
 
     def _update(self, step: int) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)

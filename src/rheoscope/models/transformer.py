@@ -132,20 +132,34 @@ class Stack(nn.Module):
         memory: Memory | None = None,
         remembered: Bool[Tensor, "b s"] | None = None,
     ) -> Cloud:
-        past = 0 if cache is None else len(cache)
+        at = self.places_of(ids, 0 if cache is None else len(cache))
+        x, real, across = self.enter(ids, at), _there(padding), _there(remembered)
+        turn, position = self.place.turn(at), self.place.between()
+        for number, block in enumerate(self.blocks):
+            x = block(x, real, turn, position, None if cache is None else cache.layer(number), memory, across)
+        return self.norm(x)
+
+    def clouds(self, ids: Ids) -> list[Cloud]:
+        """The points before every layer, and after the last."""
+        at = self.places_of(ids)
+        found, turn, position = [self.enter(ids, at)], self.place.turn(at), self.place.between()
+        for block in self.blocks:
+            found.append(block(found[-1], None, turn, position))
+        return found
+
+    def enter(self, ids: Ids, at: slice) -> Cloud:
+        """Tokens as points, at their places."""
+        x = self.embed(ids) if self.scale == 1 else self.embed(ids) * self.scale
+        return self.dropout(self.place.embedded(x, at))
+
+    def places_of(self, ids: Ids, past: int = 0) -> slice:
+        """Where tokens stand that come after so many others; more than the model reads are refused."""
         if past + ids.shape[-1] > self.config.context:
             raise RheoscopeError(
                 f"the text has {past + ids.shape[-1]} tokens, the model reads at most {self.config.context}; "
                 "type a shorter text"
             )
-        at = slice(past, past + ids.shape[-1])
-        x = self.embed(ids) if self.scale == 1 else self.embed(ids) * self.scale
-        x = self.dropout(self.place.embedded(x, at))
-        real, across = _there(padding), _there(remembered)
-        turn, position = self.place.turn(at), self.place.between()
-        for number, block in enumerate(self.blocks):
-            x = block(x, real, turn, position, None if cache is None else cache.layer(number), memory, across)
-        return self.norm(x)
+        return slice(past, past + ids.shape[-1])
 
 
 class Block(nn.Module):
@@ -153,7 +167,7 @@ class Block(nn.Module):
 
     def __init__(self, config: Config, causal: bool, crossed: bool = False) -> None:
         super().__init__()
-        self.pre, self.branch = config.placement == "pre", config.branch
+        self.pre, self.centred, self.branch = config.placement == "pre", config.norm == "layer", config.branch
         self.norm_attention, self.attention = norm(config), SelfAttention(config, causal)
         if crossed:
             self.norm_cross, self.cross = norm(config), CrossAttention(config)

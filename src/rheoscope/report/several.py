@@ -6,13 +6,13 @@ from typer.core import TyperCommand
 
 
 class Several(TyperCommand):
-    """A command whose options --data, --held-out, --texts and --set take all the words up to the next option."""
+    """A command whose options --data, --held-out, --texts, --set and --penalty take all the words up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         option, words = None, []
         for word in args:
             if word.startswith("-"):
-                option = word if word in ("--data", "--held-out", "--texts", "--set") else None
+                option = word if word in ("--data", "--held-out", "--texts", "--set", "--penalty") else None
                 words += [] if option else [word]
             else:
                 words += [option, word] if option else [word]

@@ -13,8 +13,8 @@ from rheoscope.models import state
 from rheoscope.models.recipes import RECIPES, Recipe, recipe, setting
 from rheoscope.models.run_directory import check_out
 from rheoscope.models.sources import corpus_for
-from rheoscope.models.task import task_of
-from rheoscope.models.train import Figures, Place, Tell, placed, train
+from rheoscope.models.task import Task, task_of
+from rheoscope.models.train import Figures, Look, Place, Tell, placed, train
 from rheoscope.report.console import console
 from rheoscope.report.duration import beforehand, speed, telling_pace
 from rheoscope.report.telling import Table, cells
@@ -24,6 +24,8 @@ from rheoscope.shapes import RheoscopeError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+Looks = Callable[[Task, Recipe], Look]
+"""What looks at a model while it learns, once it is known what it learns."""
 SHOWN = ("loss", "bits per byte", "perplexity")
 """Held-out figures that are worth a line."""
 
@@ -70,9 +72,12 @@ def show(
     steps: int | None = None,
     device: str | None = None,
     tensorboard: bool = False,
+    penalties: Sequence[str] = (),
+    looks: Looks | None = None,
 ) -> None:
     """What `rheoscope train` does: prepare the data, train or go on training, say what to type next."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
+    changes |= {"penalty": dict(map(strength, penalties))} if penalties else {}
     try:
         wanted = recipe(name).but(**changes)
     except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
@@ -81,13 +86,26 @@ def show(
         if place.first:
             check_out(out, wanted.told())
         try:
-            line = _trained(wanted, data, held_out, out, device, tensorboard, place)
+            line = _trained(wanted, data, held_out, out, device, tensorboard, place, looks)
         except KeyboardInterrupt:
             if place.first:
                 _say(f"stopped, {state.kept(out)}; type the same command to go on")
             raise SystemExit(130) from None
     if place.first:
         print(line)
+
+
+def strength(told: str) -> tuple[str, float]:
+    """A penalty and how strong it is, from `name=number` as a person types it.
+
+    >>> strength("asymmetry=0.1")
+    ('asymmetry', 0.1)
+    """
+    name, _, value = told.partition("=")
+    try:
+        return name, float(value)
+    except ValueError as error:
+        raise RheoscopeError(f"a penalty is name=number, got {told!r}; type --penalty asymmetry=0.1") from error
 
 
 def _trained(
@@ -98,16 +116,19 @@ def _trained(
     device: str | None,
     tensorboard: bool,
     place: Place,
+    looks: Looks | None,
 ) -> str:
     """Prepare, train, and the line that ends it."""
     with preparing(place.first) as told, undone(out) if place.first else nullcontext():
         corpus = corpus_for(wanted, data, held_out, out / "data", place, told)
         task = task_of(corpus, wanted)
         task.check(wanted)
+        look = None if looks is None else looks(task, wanted)
     begun = state.kept_step(out)
     pace = _pace(wanted, begun, task.vocabulary, place)
     with learning(wanted, out, begun, place.first, tensorboard) as tell:
-        figures = train(wanted, task, out, corpus.tokenizer, device, tell=lambda one: (tell(one), pace(one)), say=_say)
+        hear = lambda one: (tell(one), pace(one))  # noqa: E731
+        figures = train(wanted, task, out, corpus.tokenizer, device, tell=hear, say=_say, look=look)
     finished = begun == wanted.steps
     did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
     more = f"; --steps {2 * wanted.steps} would go on" if finished else ""

@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.analysis import SUBJECTS
+from rheoscope.space.analysis import SUBJECTS, Analysis, declared
 from rheoscope.space.chance import q_values, student, two_sided, z_scores
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
@@ -40,6 +41,8 @@ def over_texts(
 
     **Takes** a function of a Trace (`rs.agreement`, `rs.energy`, or your own that calls one with what belongs to each text, such
     as its control) and the Traces of one model. `settings` are the analysis's; `seed` is that of all draws, the analysis's too.
+    Texts of one batch, `model.trace([…])`, are asked all at once where the analysis can; attributes that count something in one text
+    are then left out.
 
     **Formula** the mean over texts; its 95 % interval from `resamples` draws of as many texts with replacement (percentiles: with
     few texts a little too narrow). The null is the mean of the texts' nulls; a standard deviation of a mean is at most the
@@ -66,7 +69,44 @@ def over_texts(
     """
     refuse(analysis, traces, resamples, splits, settings)
     settings = settings | ({"seed": seed} if "seed" in inspect.signature(analysis).parameters else {})
-    return together([analysis(trace, **settings) for trace in traces], resamples, splits, seed)
+    return together(each_of(analysis, traces, settings), resamples, splits, seed)
+
+
+def each_of(
+    analysis: "Callable[..., xarray.Dataset]", traces: Sequence[Trace], settings: dict[str, Any]
+) -> "list[xarray.Dataset]":
+    """One Dataset a text: of one batch all at once, where the analysis can and that gives all that is joined, else one by one."""
+    first, own = analysis(traces[0], **settings), declared(analysis)
+    if type(traces) is Traces and own is not None and own.batch is not None:  # an edited model has a View for each text
+        known = set(settings) <= set(inspect.signature(own.batch).parameters)
+        if known and all_joined(first, own.batch(traces[:1], **settings)):
+            return at_once(own, first, own.batch(traces, **settings), traces.view.facts)
+    return [first, *(analysis(trace, **settings) for trace in traces[1:])]
+
+
+def all_joined(first: "xarray.Dataset", values: dict[str, Tensor]) -> bool:
+    """Whether a batch gives every field of a text that can be joined, and none of them is of the text's own tokens."""
+    numbers = [name for name in map(str, first.data_vars) if first[name].dtype.kind in "iuf" and not _tested(name)]
+    return all(name in values and values[name].shape[1:] == first[name].shape for name in numbers) and not any(
+        {"token", "word"} & {*first[name].dims, *first[name].coords} for name in numbers
+    )
+
+
+def at_once(
+    own: Analysis, first: "xarray.Dataset", values: dict[str, Tensor], facts: dict[str, Any]
+) -> "list[xarray.Dataset]":
+    """What a batch gave, text by text, labelled as the first text is; what was counted in that one (attributes) is its own."""
+    import xarray as xr
+
+    names = [
+        name for name in map(str, first.data_vars) if name in values and values[name].shape[1:] == first[name].shape
+    ]
+    of_all = {"analysis", *own.settings, *facts}
+    attributes = {key: value for key, value in first.attrs.items() if key in of_all or isinstance(value, str)}
+    tables = {name: values[name].cpu().numpy() for name in names}
+    texts = range(1, len(tables[names[0]]))
+    data = ({name: (first[name].dims, tables[name][at], first[name].attrs) for name in names} for at in texts)
+    return [first, *(xr.Dataset(fields, first.coords, attributes) for fields in data)]
 
 
 def together(
@@ -118,7 +158,7 @@ def _attributes(found: "Sequence[xarray.Dataset]", names: list[str]) -> dict[str
 
 def _joins(name: str, found: "Sequence[xarray.Dataset]") -> bool:
     """Is this field a number on the same axes in all texts?"""
-    if name in TESTED or name.endswith(tuple(f"_{one}" for one in TESTED)):
+    if _tested(name):
         return False
     first = found[0][name]
     same = (
@@ -129,6 +169,10 @@ def _joins(name: str, found: "Sequence[xarray.Dataset]") -> bool:
         for one in found
     )
     return first.dtype.kind in "iuf" and all(same)
+
+
+def _tested(name: str) -> bool:
+    return name in TESTED or name.endswith(tuple(f"_{one}" for one in TESTED))
 
 
 def _mean(field: "xarray.DataArray", x: Tensor, bound: bool) -> "xarray.Variable":

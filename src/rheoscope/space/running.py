@@ -251,9 +251,11 @@ class Running(ABC):
 
     def words_in_text(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
         """Each token as text, where they follow each other: a character of several tokens stands in the last of them."""
+        if self.tokenizer is None:
+            return self.words(ids)
         numbers = _numbers(ids)
-        told = self.words(numbers) if self.tokenizer is None else list(map(self._whole.__getitem__, numbers))
-        return in_a_text([self.bytes_of(one) for one in numbers]) if None in told else told
+        told = [one for one in map(self._whole.__getitem__, numbers) if one is not None]
+        return told if len(told) == len(numbers) else in_a_text([self.bytes_of(one) for one in numbers])
 
     def bytes_of(self, token: int) -> bytes:
         """What one id stands for, in UTF-8; the tokenizer is asked once."""

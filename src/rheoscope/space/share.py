@@ -16,4 +16,4 @@ def share(part: Tensor, whole: Tensor) -> Tensor:
 
 def exact(x: Tensor) -> Tensor:
     """In float32 or better, as every statistic is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.promote_types(x.dtype, torch.float32))

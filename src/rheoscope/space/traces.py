@@ -128,10 +128,17 @@ class Traces(Sequence[Trace]):
     @cached_property
     def _fewest(self) -> dict[bool, tuple[int, bool]]:
         """Of all texts, the fewest tokens (massive ones kept, or not), and whether none is left out: the device is asked once."""
-        if not bool(self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()):
+        numbers = self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()
+        fewest, fine = torch.stack([self._ordinary.sum(-1).amin(), numbers]).tolist()
+        if not fine:
             raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
-        counts = torch.stack([there.sum(-1).amin() for there in (self._ordinary, self.real)]).tolist()
-        return {keep: (count, count == self.real.shape[-1]) for keep, count in zip((False, True), counts, strict=True)}
+        counts = {False: fewest, True: self.shortest}
+        return {keep: (count, count == self.real.shape[-1]) for keep, count in counts.items()}
+
+    @property
+    def shortest(self) -> int:
+        """How many tokens the text has that has the fewest."""
+        return min(map(len, self.tokens))
 
     def ordinary(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"]:
         """Which tokens statistics of clouds are about, text by text, as `Trace.ordinary` says it of one."""
@@ -158,7 +165,7 @@ class Traces(Sequence[Trace]):
     @cached_property
     def unpadded(self) -> bool:
         """Whether all texts are of one length."""
-        return bool(self.real.all())
+        return self.shortest == self.real.shape[-1]
 
     def at(self, step: int) -> Float[Tensor, "b n d"]:
         """The clouds of all texts after one step, by its number."""

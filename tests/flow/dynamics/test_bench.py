@@ -1,10 +1,12 @@
 """Every experiment reproduces its numbers; names are looked up, and a wrong one is told in one line."""
 
-import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dis import get_instructions
 from inspect import getdoc, unwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,13 +107,38 @@ def test_a_name_like_none_lists_all() -> None:
 
 
 def test_the_name_stays_a_function_whatever_was_imported() -> None:
-    code = (
-        "import rheoscope.flow.dynamics.particles, rheoscope.flow.dynamics as folder, rheoscope as rs\n"
-        "for _ in range(2):\n    assert callable(rs.dynamics) and rs.dynamics is not folder\n    from rheoscope import dynamics\n"
-        "    assert dynamics is rs.dynamics\n    import rheoscope.report.dynamics, rheoscope.report.plot.dynamics\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    with imported_anew():
+        import rheoscope as again
+        import rheoscope.flow.dynamics as folder
+        import rheoscope.flow.dynamics.particles
+
+        assert again is not rs
+        for _ in range(2):
+            assert callable(again.dynamics)
+            assert again.dynamics is not folder
+            from rheoscope import dynamics
+
+            assert dynamics is again.dynamics
+            import rheoscope.report.dynamics
+            import rheoscope.report.plot.dynamics
+
+
+@contextmanager
+def imported_anew() -> Iterator[None]:
+    """As in a process that has imported nothing of the package yet; what is imported meanwhile is forgotten."""
+
+    def ours() -> dict[str, Any]:
+        return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "rheoscope"}
+
+    before = ours()
+    for name in before:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name in ours():
+            del sys.modules[name]
+        sys.modules.update(before)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -67,11 +67,16 @@ def model() -> Any:
 
 
 @cache
+def trace() -> Any:
+    return model().trace(TEXT)
+
+
+@cache
 def found(name: str, **settings: Any) -> Any:
     """The answer of an analysis, asked as it is here or with other settings; `each_head` is surgery of every head alone."""
     analysis = catalogue.analysis("surgery" if name == "each_head" else name)
     text = SEVERAL if analysis.name == "surgery" else TEXT
-    given = {"view": model().view, "trace": model().trace(TEXT), "model": model(), "text": text, "texts": TEXTS}
+    given = {"view": model().view, "trace": trace(), "model": model(), "text": text, "texts": TEXTS}
     return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | settings)
 
 

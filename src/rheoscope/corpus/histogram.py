@@ -1,0 +1,60 @@
+"""How often each number occurs in every cell, counted where the numbers are, without waiting for them.
+
+The bins are the numbers that bfloat16 can tell apart: the upper 16 bits of a float32, the same on every device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rheoscope.corpus.summaries import BINS, counted
+
+DENSE = 16
+"""Bins for each number, above which numbers are sorted instead of counted in a table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Counts of bins (cell · 65536 + bin): some as a `table` of all of them on a device, some one by one on the host."""
+
+    table: Int[Tensor, " all"] | None = None
+    bins: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @staticmethod
+    def of(x: Float[Tensor, "text *cell item"], there: Bool[Tensor, "text *cell item"]) -> "Histogram":
+        """Of the numbers that are there, float32.
+
+        >>> found = Histogram.of(torch.tensor([[[1.0, 1.001, 2.0]]]), torch.ones(1, 1, 3, dtype=torch.bool))
+        >>> found.counted()[1].tolist()
+        [2, 1]
+        """
+        upper = (x.contiguous().view(torch.int32) >> 16) + BINS // 2
+        cells = x[:1, ..., 0].numel()
+        key = torch.arange(cells, device=x.device).reshape(*x.shape[1:-1], 1) * BINS + upper
+        if x.numel() * DENSE < cells * BINS:
+            found, counts = key[there].unique(return_counts=True)
+            return Histogram(None, found.cpu().numpy(), counts.cpu().numpy())
+        table = torch.zeros(cells * BINS, dtype=torch.int32, device=x.device)
+        return Histogram(table.scatter_add_(0, torch.where(there, key, 0).flatten(), there.flatten().int()))
+
+    @staticmethod
+    def joined(parts: "Sequence[Histogram]") -> "Histogram":
+        """The counts of all of them."""
+        tables = [part.table for part in parts if part.table is not None]
+        table = torch.stack(tables).sum(0, dtype=torch.int32) if tables else None
+        return Histogram(
+            table, *(np.concatenate([getattr(part, name) for part in parts]) for name in ("bins", "counts"))
+        )
+
+    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+        """Every bin that has something once, rising, and how much."""
+        if self.table is None:
+            return counted(self.bins, self.counts)
+        there = self.table.nonzero()[:, 0]
+        some = there.cpu().numpy(), self.table[there].long().cpu().numpy()
+        return counted(*(np.concatenate(pair) for pair in zip((self.bins, self.counts), some, strict=True)))

@@ -1,0 +1,85 @@
+"""The command `rheoscope race`: what is typed behind it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rheoscope.report.options import Csv, Explain, Html, Json
+
+Name = Annotated[str | None, typer.Argument(help="A recipe, before any option; see rheoscope train --list.")]
+Mechanisms = Annotated[str, typer.Option(metavar="A,B,…", help="Who races against the baseline; see --list.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, paired: a seed is one data order and one start.")]
+Rates = Annotated[str, typer.Option(metavar="A,B,…", help="Learning rates that each may choose from.")]
+Data = Annotated[list[Path] | None, typer.Option(help="Text files or a prepared directory, as for train.")]
+Out = Annotated[Path | None, typer.Option(help="Directory of the race; one that is there goes on.")]
+HeldOut = Annotated[list[Path] | None, typer.Option(help="Files to measure on (default: a share of --data).")]
+HeldOutTokens = Annotated[int, typer.Option(min=1, help="Held-out tokens that are measured, the first ones.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: name=value.")]
+Steps = Annotated[int | None, typer.Option(help="How many steps.")]
+DeviceName = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cuda where there is one).")]
+Report = Annotated[Path | None, typer.Option(metavar="DIR", help="Only tell what the race in DIR shows.")]
+Target = Annotated[float | None, typer.Option(help="Loss to count tokens to (default: the baseline's worst seed's).")]
+Halves = Annotated[bool, typer.Option("--halves", help="Choose rates on half of the seeds, judge on the others.")]
+Listed = Annotated[bool, typer.Option("--list", help="Show every entrant.")]
+
+
+def race(
+    recipe: Name = None,
+    mechanisms: Mechanisms = "",
+    seeds: Seeds = 12,
+    rates: Rates = "",
+    data: Data = None,
+    out: Out = None,
+    held_out: HeldOut = None,
+    held_out_tokens: HeldOutTokens = 100_000,
+    settings: Settings = None,
+    steps: Steps = None,
+    device: DeviceName = None,
+    report: Report = None,
+    target: Target = None,
+    halves: Halves = False,
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
+    explain: Explain = False,
+    listed: Listed = False,
+) -> None:
+    """Race ways to attend: the same budget, data order and start for each seed; who is ahead, behind, or cannot be told.
+
+    Examples:  rheoscope race --list    ·    rheoscope race tiny --mechanisms metric,qk_norm --seeds 4 --data book.txt --out run
+    ·    rheoscope race tiny --mechanisms metric --rates 1e-3,3e-3 --data book.txt --out run
+    ·    rheoscope race --report run --html race.html
+    """
+    from rheoscope.learn.telling import show_entrants, show_race, show_report
+
+    if listed:
+        show_entrants()
+    elif report is not None:
+        show_report(report, target, halves, json, csv, html, explain)
+    elif recipe is None or not data or out is None or not mechanisms:
+        raise typer.BadParameter(
+            "type rheoscope race RECIPE --mechanisms A,B --data FILE… --out DIR, --report DIR, or --list"
+        )
+    else:
+        budget = seeds, _numbers(rates), held_out or (), settings or (), steps, held_out_tokens, device
+        if show_race(recipe, _words(mechanisms), data, out, *budget):
+            show_report(out, target, halves, json, csv, html, explain)
+
+
+def _words(told: str) -> list[str]:
+    return [word.strip() for word in told.split(",") if word.strip()]
+
+
+def _numbers(told: str) -> list[float]:
+    """Rates as a person types them.
+
+    >>> _numbers("1e-3, 0.003"), _numbers("")
+    ([0.001, 0.003], [])
+    """
+    try:
+        return [float(word) for word in _words(told)]
+    except ValueError as error:
+        from rheoscope.shapes import RheoscopeError  # beside torch, which --help does not need
+
+        raise RheoscopeError(f"rates are numbers, got {told!r}; type --rates 1e-3,3e-3") from error

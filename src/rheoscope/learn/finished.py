@@ -1,0 +1,43 @@
+"""The models of a race, one at a time: for every analysis, for checkpoints, for a look at what was learned."""
+
+from pathlib import Path
+
+import torch
+
+from rheoscope.learn.entrants import entrant as config_of
+from rheoscope.learn.initial import with_seed
+from rheoscope.learn.kept import lines_of, pack_folder, read_race, state_of, step_of
+from rheoscope.models.checkpoint import Undrawn
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer, Translator, architecture
+from rheoscope.shapes import RheoscopeError
+
+
+@torch.no_grad()
+def model_of(out: Path, entrant: str, seed: int, rate: float | None = None) -> Transformer | Translator:
+    """One model of a race as it stands: `rheoscope.load(model_of("run", "tied", seed=0))` opens it, `rs.save` keeps it.
+
+    **Takes** the folder of a race, the name of an entrant, the number of a seed, and a rate where the race has several.
+
+    **Laws** its weights are those of the pack, whether seeds were packed or not.
+    """
+    told = read_race(Path(out))
+    rates = told["rates"]
+    if entrant not in told["mechanisms"] or not 0 <= seed < told["seeds"] or (rate or rates[0]) not in rates:
+        raise RheoscopeError(
+            f"{out} has {', '.join(told['mechanisms'])} with seeds 0 to {told['seeds'] - 1} at {', '.join(map(str, rates))}; "
+            f"got {entrant}, seed {seed}, rate {rate}"
+        )
+    if rate is None and len(rates) > 1:
+        raise RheoscopeError(f"{out} has several rates; type rate={rates[0]}")
+    folder = pack_folder(Path(out), entrant, rate or rates[0])
+    step = step_of(lines_of(folder))
+    if step is None:
+        raise RheoscopeError(f"{out} has nothing of {entrant} yet; type the command of the race again to go on")
+    held = state_of(folder, step)
+    with Undrawn():
+        model = architecture(with_seed(config_of(entrant, Config.of(told["recipe"]["config"])), seed))
+    for name, own in model.named_parameters():
+        alone = held.get(f"{seed}.weights.{name}")
+        own.copy_(held[f"0.weights.body.{name}"][seed] if alone is None else alone)
+    return model.eval()

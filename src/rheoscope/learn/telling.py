@@ -1,0 +1,211 @@
+"""What a race tells a person: a bar while it runs, one table, the same as JSON, CSV and a page."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rheoscope.files import check_outputs, undone
+from rheoscope.learn.curves import AHEAD, BEHIND
+from rheoscope.learn.entrants import ENTRANTS
+from rheoscope.learn.kept import DATA
+from rheoscope.learn.race import Race, Tell, race
+from rheoscope.learn.result import FIELDS, result, times
+from rheoscope.models.recipes import recipe, setting
+from rheoscope.models.sources import corpus_for
+from rheoscope.models.task import task_of
+from rheoscope.models.train import placed
+from rheoscope.report.console import console
+from rheoscope.report.csv_files import check_tables, save_csv
+from rheoscope.report.json_file import as_json, write_json
+from rheoscope.report.tell.short import fixed, short
+from rheoscope.report.telling import Cell, Table, cells
+from rheoscope.report.terminal import Terminal
+from rheoscope.report.training import preparing
+from rheoscope.shapes import RheoscopeError
+
+if TYPE_CHECKING:
+    import xarray
+
+COLOURS = {AHEAD: "green", BEHIND: "red"}
+
+
+def show_entrants() -> None:
+    """What `rheoscope race --list` does."""
+    rows = [cells([name, one.sentence]) for name, one in ENTRANTS.items()]
+    terminal = Terminal(console(), [])
+    terminal.show(Table("Entrants", cells(["entrant", "what it is"]), rows, frozenset({0, 1})))
+    terminal.line(
+        "NAME:parameters and NAME:flops have an FFN as wide as it takes to match the recipe's own model", "dim"
+    )
+
+
+def show_race(
+    name: str,
+    mechanisms: Sequence[str],
+    data: Sequence[Path],
+    out: Path,
+    seeds: int,
+    rates: Sequence[float],
+    held_out: Sequence[Path] = (),
+    settings: Sequence[str] = (),
+    steps: int | None = None,
+    held_out_tokens: int = 100_000,
+    device: str | None = None,
+) -> bool:
+    """Prepare the data, race or go on racing; gives whether this process is the one that tells of it."""
+    changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
+    try:
+        wanted = recipe(name).but(**changes)
+    except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
+        raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
+    asked = Race(wanted, tuple(mechanisms), seeds, tuple(rates), held_out_tokens)
+    asked.packs()  # a name that is not known is told before anything is prepared
+    with placed(device) as place:
+        with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
+            corpus = corpus_for(wanted, data, held_out, out / DATA, place, told)
+        try:
+            with racing(place.first) as tell:
+                race(asked, task_of(corpus, wanted), out, device, tell=tell, say=_say)
+        except KeyboardInterrupt:
+            _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
+            raise SystemExit(130) from None
+        return place.first
+
+
+def show_report(
+    out: Path,
+    target: float | None = None,
+    halves: bool = False,
+    json: Path | None = None,
+    csv: Path | None = None,
+    html: Path | None = None,
+    explain: bool = False,
+) -> None:
+    """One table in the terminal; every number as JSON, tables as CSV, curves as a page."""
+    check_outputs([path for path in (json, html) if path is not None], csv)
+    if csv is not None:
+        check_tables(csv)
+    found, speeds = result(out, target, halves), times(out)
+    terminal, said = Terminal(console(), [], explain), []
+    terminal.show(table(found))
+    terminal.show(speed_table(found, speeds))
+    if json is not None:
+        said.append(write_json({"race": as_json(found), "tokens_per_second": speeds}, json))
+    if csv is not None:
+        said.append(save_csv({"race": found}, csv))
+    if html is not None:
+        from rheoscope.learn.report_page import page_of
+
+        said.append(page_of(found, speeds, out.resolve().name).save(html))
+    terminal.files(said)
+
+
+def table(found: "xarray.Dataset") -> Table:
+    """An entrant a row: its loss, how far from the baseline, how sure, how soon."""
+    heads = {
+        "entrant": "", "rate": "best_rate", "loss": "final_loss", "difference": "difference", "95 % interval": "difference_low",
+        "p": "p_holm", "verdict": "verdict", "tokens": "tokens_ratio", "FLOPs": "flops_ratio", "reached": "reached",
+        "diverged": "diverged",
+    }  # fmt: skip
+    header = [Cell(name, FIELDS[field][1] if field else "") for name, field in heads.items()]
+    rows = [_row(found, at) for at in range(found.sizes["entrant"])]
+    told = found.attrs
+    going = "" if told["steps"] == told["steps_planned"] else f" of {told['steps_planned']:,}, the race goes on"
+    heading = f"Held-out loss after {told['steps']:,} steps{going}, {told['seeds']} seeds"
+    return Table(heading, header, rows, frozenset({0, 6}), note=note(found))
+
+
+def note(found: "xarray.Dataset") -> str:
+    """How the table was made, in words."""
+    told, rates = found.attrs, found.sizes["rate"]
+    same = told["rates_chosen_on"] == told["judged_on"]
+    chosen = "on the same seeds" if same else f"on seeds {told['rates_chosen_on']}, judged on {told['judged_on']}"
+    grid = f"each at the best of {rates} rates, chosen {chosen}; " if rates > 1 else ""
+    ends = {float(found.rate.min()), float(found.rate.max())} if rates > 2 else set()
+    outer = [
+        str(name)
+        for name, rate in zip(found.entrant.values, found.best_rate.values, strict=True)
+        if float(rate) in ends
+    ]
+    return (
+        f"Differences are paired by seed, {grid}p after Holm's correction over {found.sizes['entrant'] - 1} entrants. tokens and FLOPs: "
+        f"to a loss of {told['target']:.4f}, over the baseline's, median over seeds."
+        + f" At an end of the grid, where a wider one might help: {', '.join(outer)}."
+        * bool(outer)
+    )
+
+
+def _row(found: "xarray.Dataset", at: int) -> list[Cell]:
+    one = {str(name): field.values[at] for name, field in found.data_vars.items() if field.dims == ("entrant",)}
+    base = at == 0
+    ends = f"{fixed(one['difference_low'], 4, True)} to {fixed(one['difference_high'], 4, True)}"
+    seeds = found.sizes["judged"]
+    return [
+        Cell(str(found.entrant.values[at]), style="bold"),
+        Cell(f"{one['best_rate']:g}"),
+        Cell(fixed(one["final_loss"], 4), small=f"±{fixed(one['final_sd'], 4)}"),
+        Cell("" if base else fixed(one["difference"], 4, True)),
+        Cell("" if base else ends),
+        Cell("" if base else short(one["p_holm"]) if not one["p_holm"] < 0.01 else f"{one['p_holm']:.1g}"),
+        Cell("baseline" if base else str(one["verdict"]), style=COLOURS.get(str(one["verdict"]), "")),
+        Cell(_times(one["tokens_ratio"])),
+        Cell(_times(one["flops_ratio"])),
+        Cell(f"{one['reached']} of {seeds}"),
+        Cell(str(one["diverged"] or "")),
+    ]
+
+
+def _times(ratio: float) -> str:
+    """How many times as much; never where it was not reached by half of the seeds."""
+    return "never" if ratio == float("inf") else f"{fixed(ratio, 2)} ×"
+
+
+def speed_table(found: "xarray.Dataset", speeds: dict[str, float]) -> Table:
+    """Tokens a second of every entrant on this machine, and its time to the target, beside the baseline's."""
+    base = next(iter(speeds.values()), float("nan"))
+    soon = dict(zip(map(str, found.entrant.values), map(float, found.tokens_ratio.values), strict=True))
+    rows = [
+        [
+            Cell(name, style="bold"),
+            Cell(f"{speed:,.0f}"),
+            Cell(f"{base / speed:.2f} ×"),
+            Cell(_times(soon[name] * base / speed)),
+        ]
+        for name, speed in speeds.items()
+    ]
+    header = cells(["entrant", "tokens/s, all seeds", "time of a step", "time to target"])
+    return Table("How long it took here", header, rows, note="Of this machine, in turns; no part of --json's race.")
+
+
+def _say(line: str) -> None:
+    console(stderr=True).print(line, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def racing(shown: bool) -> Iterator[Tell]:
+    """On a terminal a bar with who is training, the rate and the time left; a line now and then where stderr is a pipe."""
+    from rheoscope.report.progress import progress
+
+    where = console(stderr=True)
+    if not shown:
+        yield lambda tokens, total, what: None
+        return
+    if not where.is_terminal:
+        with progress("racing") as hear:
+            yield lambda tokens, total, what: hear(tokens, total)
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    said = TextColumn("{task.description}", markup=False)
+    with Progress(
+        said, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=where, transient=True
+    ) as bars:
+        bar = bars.add_task("racing", total=None)
+
+        def tell(tokens: int, total: int, what: str) -> None:
+            speed = bars.tasks[bar].speed or 0
+            bars.update(bar, completed=tokens, total=total, description=f"{what} · {speed:,.0f} tokens/s")
+
+        yield tell

@@ -1,0 +1,96 @@
+"""What training may be asked to keep small besides its loss: one function for each penalty, `PENALTIES` lists them.
+
+    asymmetry    mean over heads of ‖M − Mᵀ‖² / ‖M‖²: 0 where queries and keys are tied, about 2 where they are independent
+    residual     mean over layers and tokens of ‖T(x) − x‖² / ‖x‖²: 0 where every layer leaves its cloud in place
+
+loss + λ · penalty, λ from 0 to ∞, is one dial from free to tied (or from free to a fixed point). A function takes a model and the
+token ids it was given, and gives one number for each model that is trained as one: weights may be (models, out, in).
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from rheoscope.models.transformer import Block, Translator
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.share import exact
+
+Ids = Int[Tensor, "b n"]
+Each = Float[Tensor, " models"]
+
+
+def asymmetry(model: nn.Module, ids: Ids | None = None) -> Each:
+    """How far M is from symmetric, mean over all heads of self attention, from factors alone: r×r, never d×d.
+
+    **Formula** with M = A Bᵀ, A = C D_g W_Q and B = C D_g W_K: ‖M − Mᵀ‖²/‖M‖² = 2 − 2 tr(CC)/tr(AᵀA BᵀB), C = BᵀA. At offset 0:
+    rotations are left out.
+
+    **Laws** 2 (1 − s) with s the `symmetry` of `rs.operators`; 0 for tied heads; from 0 to 4.
+
+    >>> from rheoscope.models.config import Config
+    >>> from rheoscope.models.transformer import build
+    >>> asymmetry(build(Config(vocabulary=9, width=8, depth=1, heads=2, projection="tied"))).tolist()
+    [0.0]
+    """
+    return torch.stack([of_heads(*folded(one)) for one in model.modules() if isinstance(one, Block)]).mean((0, -1))
+
+
+def folded(block: Block) -> tuple[Float[Tensor, "m h d k"], Float[Tensor, "m h d k"]]:
+    """What makes queries and keys of x̂: the norm's gain and centring in them, and keys for every head."""
+    attention, norm = block.attention, block.norm_attention
+    q, k, _ = attention.projection.maps(attention.read.weight)
+    sides = [q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)]
+    gain = getattr(norm, "weight", None)
+    if block.pre and gain is not None:
+        sides = [side * gain.reshape(-1, 1, side.shape[-2], 1) for side in sides]
+    if block.pre and block.centred:
+        sides = [side - side.mean(-2, keepdim=True) for side in sides]
+    return sides[0], sides[1]
+
+
+def of_heads(A: Float[Tensor, "*h d k"], B: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h"]:
+    """‖M − Mᵀ‖²/‖M‖² of M = A Bᵀ; 0 where M is 0."""
+    with torch.autocast(A.device.type, enabled=False):
+        A, B = exact(A), exact(B)
+        across = B.mT @ A
+        size = ((A.mT @ A) * (B.mT @ B)).sum((-2, -1))
+        again = (across * across.mT).sum((-2, -1))
+        return 2 - 2 * torch.where(size > 0, again / torch.where(size > 0, size, 1), 1)
+
+
+def residual(model: nn.Module, ids: Ids) -> Each:
+    """How far the layers are from leaving their clouds in place: ‖T(x) − x‖²/‖x‖², mean over layers and tokens.
+
+    Relative, as `rs.fixed_point` has it: a stream that only shrinks as a whole is no nearer to a fixed point. It runs the
+    model once more.
+    """
+    if isinstance(model, Translator):
+        raise RheoscopeError(
+            "penalty residual is for one stack of layers, got an encoder-decoder; type --penalty asymmetry=0.1"
+        )
+    stack: nn.Module = model.stack  # type: ignore[assignment]
+    clouds: list[Tensor] = stack.clouds(ids)  # type: ignore[operator]
+    moved = [
+        (after - before).square().sum(-1) / before.square().sum(-1)
+        for before, after in pairwise(exact(cloud) for cloud in clouds)
+    ]
+    return torch.stack(moved).unflatten(1, (models_in(model), -1)).mean((0, 2, 3))
+
+
+def models_in(model: nn.Module) -> int:
+    """How many models are trained as one."""
+    weight = next(one for one in model.modules() if isinstance(one, Block)).attention.read.weight
+    return 1 if weight.ndim == 2 else len(weight)
+
+
+PENALTIES: dict[str, Callable[[nn.Module, Ids], Each]] = {"asymmetry": asymmetry, "residual": residual}
+"""Each penalty by name."""
+
+
+def penalty(told: Mapping[str, float], model: nn.Module, ids: Ids) -> Each:
+    """Σ λ · penalty over those that are named; nothing named is 0."""
+    found = [strength * PENALTIES[name](model, ids) for name, strength in told.items()]
+    return torch.stack(found).sum(0) if found else torch.zeros(models_in(model), device=ids.device)

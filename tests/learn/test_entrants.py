@@ -1,0 +1,105 @@
+"""Who races: every entrant is packed, starts as all do where it has the same parameters, and is matched where it is asked to be."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from rheoscope.learn.entrants import ENTRANTS, entrant, entrants, flops, matched, parameters
+from rheoscope.learn.initial import drawn
+from rheoscope.learn.packed import Packed
+from rheoscope.models.transformer import build
+from rheoscope.shapes import RheoscopeError
+from tests.learn.cases import LENGTH, LETTERS, config
+
+
+@pytest.fixture(scope="module")
+def baseline() -> dict[str, torch.Tensor]:
+    return dict(drawn(config(), 0).named_parameters())
+
+
+@pytest.mark.parametrize("name", ENTRANTS)
+def test_every_entrant_is_packed_and_starts_as_the_baseline_does(name: str, baseline: dict[str, torch.Tensor]) -> None:
+    """Every row of the table, with its own projection, start and mechanism."""
+    alone = [drawn(entrant(name, config()), seed) for seed in range(2)]
+    own = dict(alone[0].named_parameters())
+    deformed = ("read.weight", "attention.write.weight") if name.endswith("start") else ()
+    shared = [key for key in baseline if baseline[key].shape == own[key].shape and not key.endswith(deformed)]
+    assert len(shared) >= 4
+    assert all(torch.equal(baseline[key], own[key]) for key in shared)
+    packed, ids = Packed(alone), torch.randint(LETTERS, (4, LENGTH))
+    want, found = torch.cat([model(rows) for model, rows in zip(alone, ids.chunk(2), strict=True)]), packed(ids)
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+    found.square().sum().backward()
+    want.square().sum().backward()
+    for key, p in packed.body.named_parameters():
+        theirs = [dict(model.named_parameters())[key].grad for model in alone]
+        if theirs[0] is not None:
+            torch.testing.assert_close(p.grad, torch.stack(theirs), rtol=1e-3, atol=1e-4)
+
+
+def test_rows_that_are_kept_start_the_same() -> None:
+    (whole, tied) = (
+        drawn(entrant(name, config()), 1).stack.blocks[0].attention.read.weight for name in ("untied", "tied")
+    )
+    assert torch.equal(whole[16:], tied)
+
+
+def test_draws_do_not_depend_on_what_was_drawn_before() -> None:
+    wide, narrow = (
+        dict(drawn(config(hidden=hidden, depth=depth), 2).named_parameters()) for hidden, depth in ((12, 2), (20, 1))
+    )
+    same = [name for name in narrow if narrow[name].shape == wide[name].shape]
+    assert "stack.blocks.0.attention.write.weight" in same
+    for name in same:  # what writes to the stream starts smaller in a deeper model
+        scale = math.sqrt(2) if name.endswith("write.weight") else 1
+        torch.testing.assert_close(narrow[name], scale * wide[name])
+
+
+def test_seeds_differ_and_repeat() -> None:
+    one, again, other = (drawn(entrant("metric_map", config()), seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    learned = [name for name in one if one[name].std() > 0]
+    assert any("phi" in name for name in learned)
+    assert not any(torch.equal(one[name], other[name]) for name in learned)
+
+
+def test_draws_have_the_usual_spread_and_leave_no_trace() -> None:
+    before = torch.get_rng_state()
+    model = drawn(config(vocabulary=500, width=32), 0)
+    assert torch.equal(before, torch.get_rng_state())
+    assert abs(model.stack.embed.weight.std().item() - 0.02) < 0.001
+    plain = build(config(vocabulary=500, width=32))
+    writers = (one.stack.blocks[0].ffn.write.weight.std().item() for one in (model, plain))
+    assert 0.8 < next(writers) / next(writers) < 1.2
+
+
+# Budgets
+
+
+@pytest.mark.parametrize("name", ["untied", "tied", "shared_kv", "relation", "metric_map"])
+def test_matched_entrants_are_as_large(name: str) -> None:
+    like = config(width=64, hidden=160, vocabulary=64, context=32)
+    for measure, told in ((parameters, "parameters"), (flops, "flops")):
+        own, unit = entrant(f"{name}:{told}", like), measure(like.but(hidden=161)) - measure(like)
+        assert abs(measure(own) - measure(like)) <= unit / 2
+        assert (own.mechanism, own.projection) == (entrant(name, like).mechanism, entrant(name, like).projection)
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    of = config(form="encoder", width=32, hidden=40)
+    with FlopCounterMode(display=False) as counter:
+        build(of)(torch.randint(LETTERS, (1, LENGTH)))
+    attention = 4 * LENGTH * LENGTH * 32  # the fused kernel is counted on some devices alone
+    counted = counter.get_total_flops()
+    assert flops(of) * LENGTH / 3 in (counted, counted + attention)
+
+
+def test_an_entrant_that_is_not_known_is_refused() -> None:
+    with pytest.raises(RheoscopeError, match="unknown entrant 'metrik'; type one of untied"):
+        entrants(["metrik"], config())
+    with pytest.raises(RheoscopeError, match="matched by parameters or flops"):
+        entrant("metric:colour", config())
+    with pytest.raises(RheoscopeError, match="without any FFN"):
+        matched(config(width=64, heads=2), config(width=8, heads=2), parameters)

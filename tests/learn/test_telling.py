@@ -1,0 +1,165 @@
+"""What a race tells a person: one table, JSON, CSV and a page; mistakes in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rheoscope.cli import app
+from rheoscope.learn import kept, telling
+from rheoscope.learn.curves import compare
+from rheoscope.learn.report_page import page_of, picture
+from rheoscope.learn.result import FIELDS, dataset, result
+from rheoscope.report.picture import Line
+from rheoscope.shapes import RheoscopeError
+from tests.learn.test_curves import curves
+
+TEXT = " ".join(("the cat sat on the mat", "a dog ran over hills")[i * i % 5 % 2] for i in range(300))
+WORDS = ["tiny", "--mechanisms", "tied,untied+asymmetry=1", "--seeds", "2", "--rates", "1e-3,1e-2", "--steps", "2",
+         "--held-out-tokens", "64", "--device", "cpu", "--set", "evaluate_every=1", "batch=2", "context=8", "width=16", "heads=2",
+         "vocabulary=characters", "depth=1"]  # fmt: skip
+
+
+def typed(*words: str) -> Any:
+    return CliRunner().invoke(app, ["race", *words], env={"COLUMNS": "160"})
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("race")
+    (folder / "book.txt").write_text(TEXT)
+    told = typed(
+        *WORDS, "--data", str(folder / "book.txt"), "--out", str(folder / "run"), "--json", str(folder / "race.json")
+    )
+    assert told.exit_code == 0, told.output
+    return folder / "run", told
+
+
+def test_the_command_races_and_tells_one_table(raced: tuple[Path, Any]) -> None:
+    out, told = raced
+    assert "Held-out loss after 2 steps, 2 seeds" in told.output
+    for name in ("untied", "tied", "untied+asymmetry=1"):
+        assert name in told.output
+    assert "each at the best of 2 rates, chosen on the same seeds" in told.output
+    written = json.loads((out.parent / "race.json").read_text())
+    assert set(written["race"]["data_vars"]) == set(FIELDS)
+    assert set(written["tokens_per_second"]) == {"untied", "tied", "untied+asymmetry=1"}
+
+
+def test_the_report_is_the_same_without_racing(raced: tuple[Path, Any], tmp_path: Path) -> None:
+    out, told = raced
+    words = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "tables"), "--html", str(tmp_path / "a.html")]
+    again = typed("--report", str(out), *words, "--explain")
+    assert again.exit_code == 0, again.output
+    assert "how often chance goes as far" not in told.output
+    assert "the same after Holm's correction" in again.output
+    assert (tmp_path / "a.json").read_bytes() == (out.parent / "race.json").read_bytes()
+    assert (tmp_path / "tables" / "race.entrant.csv").read_text().startswith("entrant,best_rate,final_loss")
+    page = (tmp_path / "a.html").read_text()
+    assert "The race" in page
+    assert "W_Q = W_K throughout" in page
+
+
+def test_a_race_that_goes_on_is_told_as_far_as_all_are(raced: tuple[Path, Any], tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(raced[0], tmp_path / "run")
+    log = kept.pack_folder(tmp_path / "run", "tied", 1e-2) / kept.LOG
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
+    found = result(tmp_path / "run")
+    assert found.attrs["steps"] == 1
+    assert "after 1 steps of 2, the race goes on" in telling.table(found).heading
+    log.unlink()
+    with pytest.raises(RheoscopeError, match="has nothing of tied yet"):
+        result(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--report", "nowhere"], "holds no race"),
+        (["tiny", "--mechanisms", "metrik", "--data", "a", "--out", "b"], "unknown entrant 'metrik'"),
+        (["tiny", "--mechanisms", "untied+asymmetry=x", "--data", "a", "--out", "b"], "a penalty is NAME=NUMBER"),
+        (["tiny", "--mechanisms", "untied+beauty=1", "--data", "a", "--out", "b"], "unknown penalty 'beauty'"),
+        (["tiny", "--mechanisms", "tied", "--rates", "fast", "--data", "a", "--out", "b"], "rates are numbers"),
+        (["tiny", "--mechanisms", "tied", "--set", "clip=-1", "--data", "a", "--out", "b"], "; type --set clip="),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text(TEXT)
+    told = typed(*words)
+    assert told.exit_code == 1
+    assert isinstance(told.exception, RheoscopeError)
+    assert said in str(told.exception)
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_is_missing_is_bad_usage() -> None:
+    assert typed("tiny").exit_code == 2
+    listed = typed("--list")
+    assert listed.exit_code == 0
+    assert "symmetric_start" in listed.output
+
+
+# Values
+
+
+def raced_by_hand() -> Any:
+    """Four seeds, a dial of two strengths, an entrant that diverged."""
+    draw = torch.Generator().manual_seed(0)
+    base = 3.5 + 0.01 * torch.randn(6, generator=draw, dtype=torch.float64)
+    lost = base.clone()
+    lost[0] = torch.nan
+    made = {
+        "untied": base, "untied+asymmetry=0.1": base + 0.02, "untied+asymmetry=10": base + 0.2 + 0.001 * torch.arange(6), "sink": lost,
+    }  # fmt: skip
+    found = compare([curves(name, last, rate) for name, last in made.items() for rate in (1e-3, 1e-2)])
+    return dataset(found, {"rates": [1e-3, 1e-2], "seeds": 6, "recipe": {"steps": 40}, "data": "by hand"})
+
+
+def test_the_table_says_what_the_numbers_are() -> None:
+    found = raced_by_hand()
+    told = telling.table(found)
+    rows = [[cell.text for cell in row] for row in told.rows]
+    assert [row[0] for row in rows] == ["untied", "untied+asymmetry=0.1", "untied+asymmetry=10", "sink"]
+    assert rows[0][6] == "baseline"
+    assert rows[2][6] == "behind"
+    assert rows[2][3].startswith("+0.20")
+    assert rows[2][7] == "never"
+    assert rows[2][9] == "0 of 6"
+    assert rows[3][10] == "1"
+    assert all(cell.title for cell in told.header[1:])
+
+
+def test_the_page_draws_the_dial() -> None:
+    found = raced_by_hand()
+    panels = {panel.title: panel for panel in picture(found).panels}
+    assert len(panels) == 5
+    dial = panels["Final loss along the dial: asymmetry"]
+    line = next(mark for mark in dial.marks if isinstance(mark, Line) and mark.name == "asymmetry")
+    assert list(line.x) == [0.1, 10]
+    assert list(line.y) == pytest.approx([0.02, 0.2025])
+    html = page_of(found, {"untied": 100.0, "sink": 50.0}, "by hand").html()
+    assert "2.00 ×" in html
+    assert "along the dial" in html
+
+
+def test_every_field_has_a_definition() -> None:
+    found = raced_by_hand()
+    assert set(found.data_vars) == set(FIELDS)
+    assert all(field.attrs["definition"] for field in found.data_vars.values())
+
+
+def test_with_halves_every_number_is_of_the_seeds_that_are_judged() -> None:
+    last = torch.tensor([1.0, 1.0, 3.0, 3.2], dtype=torch.float64)
+    found = compare([curves("untied", last), curves("tied", last + 1)], halves=True)
+    told = dataset(found, {"rates": [1e-3], "seeds": 4, "recipe": {"steps": 40}, "data": "by hand"})
+    assert told.final_loss.values == pytest.approx([3.1, 4.1])
+    assert told.judged.values.tolist() == [2, 3]
+    assert "chosen on seeds 0, 1, judged on 2, 3" not in telling.note(told)  # one rate is no choice
