@@ -1149,6 +1149,7 @@ export const zhSaid: Record<string, string> = {
   "no head to change; type heads=[(5, 1)], or leave heads out for all of them": "没有要改动的头；请输入 heads=[(5, 1)]，或省略 heads 表示所有头",
   "no job {0} is here (any more)": "任务 {0} 不在（或已不在）这里",
   "no text {0} is here (any more); post the text again": "文本 {0} 不在（或已不在）这里；请重新提交文本",
+  "texts of up to {0} tokens and longer ones are asked apart; type texts of one length": "不超过 {0} 个词元的文本与更长的文本要分开询问；请输入长度相近的文本",
   "an encoder-decoder is read on one device; type device='cuda' or device='cpu'": "编码器-解码器只能在一个设备上读取；请输入 device='cuda' 或 device='cpu'",
   "heads are edited on one device, and this model is on several; type device='cpu'": "头的编辑只能在一个设备上进行，而此模型分布在多个设备上；请输入 device='cpu'",
   "device='auto' lays a model over all GPUs by accelerate, which is not here; type pip install accelerate": "device='auto' 用 accelerate 把模型分布到所有 GPU 上，但这里没有它；请输入 pip install accelerate",

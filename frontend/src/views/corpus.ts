@@ -41,7 +41,7 @@ export function ordered(map: HeadsOfCorpus, chosen: number | null, said: Named):
   const at = chosen === null ? -1 : cells.indexOf(chosen)
   return panel(said.title, [
     band, ...(map.null ? [line(said.null, of(map.null), 'null', 'dots')] : []), means,
-    ...(at >= 0 ? [line('', [map.mean[cells[at]!]!], 'second', 'dots', [at]), { mark: 'word', x: at, y: map.mean[cells[at]!]!, text: headName(cells[at]!, map.heads), side: 'above', strong: true } as Mark] : []),
+    ...(at >= 0 ? [line('', [map.mean[cells[at]!]!], 'second', 'dots', [at]), { mark: 'word', x: at, y: map.mean[cells[at]!]!, text: headName(cells[at]!, map.heads), side: at < cells.length / 8 ? 'right' : 'above', strong: true } as Mark] : []),
   ], { about: said.about, x: axis({ label: said.x }), y: axis({ label: said.y }), height: 0.9 })
 }
 

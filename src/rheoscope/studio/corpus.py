@@ -151,12 +151,8 @@ def distribution(one: Summary, null: Summary | None) -> dict[str, Any]:
     """Bars of equal width: the share of all items of one cell in each; of what chance gives too, on the same bars."""
     if not len(one.bins):
         return {"edges": [], "shares": [], "null": None, "outside": 0.0}
-    low, high = edges(one.bins)
-    ends = np.array([low.min(), high.max()])
-    inner = quantiles(one, INNER)[0]
-    if ends[1] - ends[0] > 3 * (inner[1] - inner[0]) > 0:
-        ends = inner
-    cuts = np.linspace(ends[0], ends[1], BARS + 1)
+    ends = [_ends(held) for held in (one, null) if held is not None and len(held.bins)]
+    cuts = np.linspace(min(low for low, _ in ends), max(high for _, high in ends), BARS + 1)
     shares = _shares(one, cuts)
     return {
         "edges": cuts.tolist(),
@@ -164,6 +160,14 @@ def distribution(one: Summary, null: Summary | None) -> dict[str, Any]:
         "null": None if null is None else _shares(null, cuts).tolist(),
         "outside": max(0.0, 1 - float(shares.sum())),
     }
+
+
+def _ends(one: Summary) -> tuple[float, float]:
+    """Between which numbers a distribution is drawn: all of it, or the inner part where the rest lies far out."""
+    low, high = edges(one.bins)
+    first, last = quantiles(one, INNER)[0].tolist()
+    far = float(high.max() - low.min()) > 3 * (last - first) > 0
+    return (first, last) if far else (float(low.min()), float(high.max()))
 
 
 def _only(kept: Summary, cell: int) -> Summary:
