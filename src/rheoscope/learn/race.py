@@ -38,6 +38,8 @@ from rheoscope.shapes import RheoscopeError
 
 Tell = Callable[[int, int, str], object]
 """Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
+BY_BLOCKS = True
+"""One graph of a block serves all of them: a race compiles every entrant anew, and trains many for less time than a whole graph takes."""
 Work = tuple[Batch, Float[Tensor, " seeds"]]
 """A batch of some seeds, and how many tokens each predicts."""
 
@@ -226,7 +228,7 @@ class Running:
             models = [drawn(pack.recipe.config, seed).to(self.device) for seed in pack.seeds]
             self.learners[pack.entrant] = made = self._made(pack, models)
             for learner in made if self.compiled else ():
-                learner.compile()
+                learner.compile(BY_BLOCKS)
         return self.learners[pack.entrant]
 
     def _made(self, pack: Pack, models: Sequence[torch.nn.Module]) -> list[Learner]:
