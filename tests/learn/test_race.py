@@ -329,3 +329,12 @@ def test_processes_share_a_race(undisturbed: Path, tmp_path: Path) -> None:
             seen.append([pack.entrant for pack in running.packs])
     assert seen == [["tied"], ["untied"]]
     assert files(out) == files(undisturbed)
+
+
+def test_what_a_race_asks_of_torch_it_gives_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    seen: list[bool] = []
+    tell = lambda *told: seen.append(torch.are_deterministic_algorithms_enabled())  # noqa: E731
+    race(small(mechanisms=()), Letters(), tmp_path / "out", "cpu", deterministic=True, tell=tell)
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -53,6 +53,7 @@ def show_race(
     steps: int | None = None,
     held_out_tokens: int = 100_000,
     device: str | None = None,
+    deterministic: bool = False,
 ) -> bool:
     """Prepare the data, race or go on racing; gives whether this process is the one that tells of it."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
@@ -67,7 +68,8 @@ def show_race(
             corpus = corpus_for(wanted, data, held_out, out / DATA, place, told)
         try:
             with racing(place.first) as tell:
-                race(asked, task_of(corpus, wanted), out, device, tell=tell, say=_say)
+                task = task_of(corpus, wanted)
+                race(asked, task, out, device, deterministic=deterministic, tell=tell, say=_say)
         except KeyboardInterrupt:
             _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
             raise SystemExit(130) from None
