@@ -6,7 +6,7 @@
 
 Random weights, made on the device. Each row stands beside the bare sdpa forward of Hugging Face of the same batch (of one text where it
 says so), interleaved, medians, noise half the interquartile range; some bars are seconds. Memory is the peak above the weights and
-what the row is given, over the bytes of the points. `busy` is the share of time in which the GPU computes while the standard set runs.
+what the row is given, over the bytes of the points. `busy` is the share of time in which the GPU computes while a set of analyses runs.
 """
 
 import time
@@ -75,7 +75,6 @@ class Row:
     bar: float
     of: str = "forward"
     texts: int = 16
-    standard: bool = False
 
 
 def batched(name: str, **settings: Any) -> Callable[[Given], object]:
@@ -111,16 +110,16 @@ ROWS: dict[str, Row] = {
     "trace": Row(lambda given: given.model.trace(given.batch), 1.05),
     "trace with logits": Row(lambda given: given.model.trace(given.batch, logits=True), 1.05),
     "trajectory, paths alone": Row(lambda given: paths(given.fresh()), 0.3),
-    "trajectory": Row(batched("trajectory"), 0.3, standard=True),
-    "clusters: mean cosine, participation ratio": Row(batched("clusters", grain="half"), 0.3, standard=True),
-    "readout of the last token": Row(batched("readout"), 0.2, standard=True),
+    "trajectory": Row(batched("trajectory"), 0.3),
+    "clusters: mean cosine, participation ratio": Row(batched("clusters", grain="half"), 0.3),
+    "readout of the last token": Row(batched("readout"), 0.2),
     "readout of all tokens, every layer": Row(batched("readout", before=1023), 6),
-    "energy": Row(batched("energy"), 4, standard=True),
-    "geometry_kept, 1e5 pairs": Row(batched("geometry_kept", pairs=100_000), 1, standard=True),
+    "energy": Row(batched("energy"), 4),
+    "geometry_kept, 1e5 pairs": Row(batched("geometry_kept", pairs=100_000), 1),
     "geometry_kept": Row(batched("geometry_kept"), 12),
     "massive_tokens": Row(batched("massive_tokens"), 1),
-    "statistics of all weights": Row(statistics, 0.6, standard=True),
-    "agreement, 64 queries a text": Row(batched("agreement", draws=0, queries=64), 3, standard=True),
+    "statistics of all weights": Row(statistics, 0.6),
+    "agreement, 64 queries a text": Row(batched("agreement", draws=0, queries=64), 3),
     "agreement": Row(batched("agreement", draws=0), 60),
     "distortion": Row(batched("distortion"), 100),
     "reversed_attention": Row(batched("reversed_attention", target=7), 2, of="both"),
@@ -135,7 +134,23 @@ ROWS: dict[str, Row] = {
     "one text: clusters": Row(alone("clusters", draws=0), 1, of="seconds", texts=1),
     "one text: transport, all strides, no null": Row(alone("transport", draws=0), 0.7, of="seconds", texts=1),
 }
-"""Every row by name. One that is `standard` is part of the standard set."""
+"""Every row by name."""
+STANDARD = (
+    "trajectory",
+    "clusters: mean cosine, participation ratio",
+    "readout of the last token",
+    "statistics of all weights",
+)
+"""What a corpus is asked by default."""
+SETS = {
+    "standard set": STANDARD,
+    "with energy, 1e5 distances and agreement": (
+        *STANDARD,
+        "energy",
+        "geometry_kept, 1e5 pairs",
+        "agreement, 64 queries a text",
+    ),
+}
 
 
 def given_of(shape: dict[str, Any], texts: int, tokens: int, device: str, dtype: torch.dtype) -> Given:
@@ -205,22 +220,22 @@ def memory(given: Given, row: Row) -> float:
     return (torch.cuda.max_memory_allocated() - before) / points
 
 
-def busy(given: Given, names: list[str]) -> list[dict[str, object]]:
-    """The share of time in which kernels run while the standard set is asked.
+def busy(given: Given, of: str) -> dict[str, object]:
+    """The share of time in which kernels run while one of the sets is asked.
 
     Kernels by torch's profiler, which makes the host slower, so that the time is that of runs without it.
     """
     from torch.profiler import ProfilerActivity, profile
 
-    def standard() -> list[object]:
-        return [ROWS[name].run(given) for name in names]
+    def together() -> list[object]:
+        return [ROWS[name].run(given) for name in SETS[of]]
 
-    whole = median(seconds_of(given, standard) for _ in range(5))
+    whole = median(seconds_of(given, together) for _ in range(5))
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        seconds_of(given, standard)
+        seconds_of(given, together)
     kernels = sum(one.self_device_time_total for one in seen.key_averages()) * 1e-6
-    print(f"standard set: {1000 * whole:.1f} ms, GPU busy {kernels / whole:.0%}", flush=True)
-    return [{"name": "standard set", "milliseconds": 1000 * whole, "busy": kernels / whole}]
+    print(f"{of}: {1000 * whole:.1f} ms, GPU busy {kernels / whole:.0%}", flush=True)
+    return {"name": of, "milliseconds": 1000 * whole, "busy": kernels / whole}
 
 
 def rows_of(given: Given, chosen: Sequence[str], most: float) -> list[dict[str, object]]:
@@ -252,8 +267,8 @@ def main(words: Sequence[str] | None = None) -> None:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}: points {points.nbytes / 2**30:.2f} GiB", flush=True
     )
     rows = rows_of(given, asked.rows, 0.5 if asked.quick else 2.0)
-    standard = [str(row["name"]) for row in rows if ROWS[str(row["name"])].standard]
-    keep("gpu", rows + (busy(given, standard) if standard else []), smallest=bool(asked.rows))
+    rows += [] if asked.rows else [busy(given, name) for name in SETS]
+    keep("gpu", rows, smallest=bool(asked.rows))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import typer
 
 from rheoscope.corpus.command import corpus
 from rheoscope.learn.command import race
-from rheoscope.learn.train_command import learned, train
+from rheoscope.learn.train_command import heal, learned, train
 from rheoscope.report.bench import bench
 from rheoscope.report.console import show_anyhow
 from rheoscope.report.dynamics_command import dynamics
@@ -368,6 +368,7 @@ app.command("train", cls=Several)(train)
 app.command("dynamics")(dynamics)
 app.command("learned")(learned)
 app.command("race", cls=Several)(race)
+app.command("heal", cls=Several)(heal)
 app.command("bench")(bench)
 app.command("studio")(studio)
 app.add_typer(corpus, name="corpus")

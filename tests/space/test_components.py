@@ -35,7 +35,7 @@ def test_heads_are_what_F_makes_of_the_tokens_and_biases_what_is_left(name: str)
         x = trace.read_by(layer)
         content = block.F().apply(block.norm.hat(x))
         weights = torch.stack([trace.weights(layer, head) for head in range(block.count)])
-        wanted = weights @ content
+        wanted = block.gated(weights @ content, x)
         if block.after is not None:
             total = (block.outputs(x) @ block.W_O).sum(0)
             wanted = wanted * (total.square().mean(-1, keepdim=True) + block.after.eps).rsqrt()

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_in_cache
+from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_cache
 from rheoscope.flow.cloud import clouds, of_types, placed, points_of
 from rheoscope.flow.gathering import gathered
 from rheoscope.shapes import RheoscopeError
@@ -85,7 +85,9 @@ def batch(traces: Traces, space: str = "raw", grain: str = "layer", keep_massive
     dtypes = (torch.float32, view.dtype) if half else (torch.float64, torch.float64)
     every = slice(None, None, points_of(traces, grain)[1])  # points of a grain are equally far apart, the first is 0
     points, norms = (x.transpose(0, 1)[every] for x in (traces.points, traces.norms))
-    some = max(1, numbers_in_cache(points.device) // (points[0].numel() * (points.shape[-2] // points.shape[-1] + 1)))
+    each = points[0].numel() * (points.shape[-2] // points.shape[-1] + 1)
+    at_once = numbers_in_cache(points.device) if points.device.type == "cpu" else numbers_at_once(points.device)
+    some = max(1, min(at_once // each, -(-len(points) // PARTS)))
     clouds = (placed(view, x, space).to(dtypes[0]) for x in points.split(some))
     if space == "raw":
         return gathered(clouds, norms.to(dtypes[0]), there, dtypes[1])
@@ -317,6 +319,8 @@ def _orders(n: int, d: int, seed: int) -> Int[Tensor, "d n"]:
     return torch.rand(d, n, generator=torch.Generator().manual_seed(seed)).argsort(-1)
 
 
+PARTS = 8
+"""Parts in which a GPU is given the points of a batch: few launches, and an eighth of the points is held again."""
 _SHUFFLED = "with every coordinate shuffled among the tokens"
 
 CLUSTERS = Analysis(

@@ -10,7 +10,7 @@ from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.attention.lower.kernels.offer import TRITON
 from rheoscope.space.carried import Carried, dot
 from rheoscope.space.layer_by_layer import layer_by_layer
-from rheoscope.space.outputs import in_common
+from rheoscope.space.outputs import all_in_common
 from rheoscope.space.share import exact, share
 from rheoscope.space.texts import There, mean
 from rheoscope.space.trace import Trace
@@ -89,17 +89,28 @@ def of_outputs(
 
 
 def lengths_and_products(
-    view: View, outputs: Sequence[Float[Tensor, "*b n he"]], ways: Iterable[Float[Tensor, "*b n d"]]
+    view: View,
+    outputs: Sequence[Float[Tensor, "*b n he"]],
+    ways: Float[Tensor, "layer *b n d"] | Iterable[Float[Tensor, "*b n d"]],
 ) -> tuple[Float[Tensor, "layer *b h n"], Float[Tensor, "layer *b h n"]]:
     """‖Δ_h(x_i)‖ and ⟨Δ_h(x_i), y_i⟩ of every head from what it gave, y another displacement for each layer: by a kernel."""
     from rheoscope.flow.kernels.head_dots import head_dots  # Triton, which not every machine has
 
     write = torch.stack([heads.W_O.detach() for heads in view.blocks]).to(outputs[0].dtype)
-    gram, (*texts, n, _) = write @ write.mT, outputs[0].shape
+    gram, common, (*texts, n, _) = write @ write.mT, all_in_common(view.blocks), outputs[0].shape
+    common = None if common is None else common.to(write.dtype)
     found = torch.empty(2, len(write), *texts, write.shape[1], n, dtype=torch.float32, device=write.device)
-    for layer, (heads, z, way) in enumerate(zip(view.blocks, outputs, ways, strict=True)):
-        common, seen = in_common(heads), way @ write[layer].flatten(0, 1).mT
-        rows = (x.reshape(-1, n, x.shape[-1]) for x in (z, seen))
-        length, along = (x.reshape(-1, *x.shape[-2:]) for x in found[:, layer])
-        head_dots(next(rows), None if common is None else common.to(z.dtype), gram[layer], next(rows), length, along)
+    told = found.reshape(2, len(write), -1, write.shape[1], n)
+    for layer, (z, seen) in enumerate(zip(outputs, _seen(ways, write.flatten(1, 2).mT), strict=True)):
+        bias = None if common is None else common[layer]
+        head_dots(z.reshape(-1, n, z.shape[-1]), bias, gram[layer], seen.reshape(-1, n, z.shape[-1]), *told[:, layer])
     return found[0], found[1]
+
+
+def _seen(
+    ways: Float[Tensor, "layer *b n d"] | Iterable[Float[Tensor, "*b n d"]], read: Float[Tensor, "layer d he"]
+) -> Iterable[Tensor]:
+    """Displacements as the heads of their layer see them: of all layers in one product where they lie side by side."""
+    if isinstance(ways, Tensor):
+        return ways.flatten(1, -2).to(read.dtype) @ read
+    return (way.to(read.dtype) @ one for way, one in zip(ways, read, strict=True))

@@ -1,11 +1,11 @@
-"""The commands `rheoscope train` and `rheoscope learned`: what is typed behind them."""
+"""The commands `rheoscope train`, `rheoscope learned` and `rheoscope heal`: what is typed behind them."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rheoscope.report.options import Csv, Explain, Html, Json
+from rheoscope.report.options import Csv, Device, Explain, Html, Json, ModelName
 
 Name = Annotated[str | None, typer.Argument(help="The name of a recipe, before any option; see --list.")]
 Data = Annotated[
@@ -31,6 +31,13 @@ LookAt = Annotated[
 ]
 Listed = Annotated[bool, typer.Option("--list", help="Show every recipe.")]
 Run = Annotated[Path, typer.Argument(help="The directory of a run that was trained with --look.")]
+Texts = Annotated[list[Path], typer.Option(help="Text files to fine-tune on; the last windows are held out.")]
+Folder = Annotated[Path, typer.Option(help="The folder of the arms; those that are there are not trained again.")]
+Arms = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,…", help="Some of symmetric, symmetric_kept, size, cloud, spectrum (default: all)."),
+]
+Count = Annotated[int, typer.Option(min=1)]
 
 
 def train(
@@ -78,3 +85,34 @@ def learned(run: Run, json: Json = None, csv: Csv = None, html: Html = None, exp
     from rheoscope.report.command import Files
 
     show(run, Files(json, csv, html), explain)
+
+
+def heal(
+    data: Texts,
+    out: Folder,
+    model: ModelName = None,
+    arms: Arms = None,
+    steps: Count = 200,
+    batch: Count = 8,
+    length: Count = 256,
+    rate: Annotated[float, typer.Option(help="Of AdamW, without decay.")] = 5e-5,
+    every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 20,
+    held_out: Annotated[int, typer.Option(min=1, help="Windows to measure on.")] = 32,
+    seed: int = 0,
+    device: Device = None,
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
+    explain: Explain = False,
+) -> None:
+    """Make every M of a model symmetric, then fine-tune: how many tokens until its loss is back, beside random changes and none?
+
+    Examples:  rheoscope heal --data book.txt --out healing    ·    rheoscope heal --model HuggingFaceTB/SmolLM2-135M --data wiki.txt
+    --out healing --device cuda --steps 500 --length 512
+    """
+    from rheoscope.learn.healing import Healing
+    from rheoscope.learn.healing_told import show
+    from rheoscope.report.command import Files
+
+    how = Healing(steps, batch, length, rate, every, held_out, seed)
+    show(model, device, data, out, how, None if arms is None else arms.split(","), Files(json, csv, html), explain)

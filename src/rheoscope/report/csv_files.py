@@ -19,7 +19,7 @@ DEFINITIONS, PROVENANCE, COMPARED = "definitions.csv", "provenance.csv", "compar
 OF_COLUMNS = ("analysis", "file", "column", "definition", "unit", "null", "depends_on")
 OF_ANALYSES = ("analysis", "setting", "value", "written_by")
 """The headers of both; by them files are known again (`files.SIGNED`)."""
-BESIDES = ("findings", "verdicts", "learned", "race")
+BESIDES = ("findings", "verdicts", "learned", "race", "healing")
 """What has tables and is no analysis."""
 
 

@@ -1,0 +1,183 @@
+"""Healing: the change at step 0 is exact, arms are alike but for it, what is done is not done again, the model is as before."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+import rheoscope as rs
+from rheoscope.covers.operation import edit, plans
+from rheoscope.learn.healing import (
+    ARMS,
+    KEPT,
+    Healing,
+    batch_of,
+    carried,
+    cut,
+    first_at,
+    heal,
+    healed,
+    live,
+    measure,
+    trained,
+)
+from rheoscope.learn.healing_told import show, table_of, tokens_of
+from rheoscope.report.command import Files
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.form import at_offset, own_form
+from tests.models.cases import network
+from tests.pretrained.cases import VOCABULARY, gap
+
+HOW = Healing(steps=2, batch=2, length=8, rate=1e-3, every=1, held_out=3)
+
+
+def tokens(n: int = 80, seed: int = 0) -> Tensor:
+    return torch.randint(VOCABULARY, (n,), generator=Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def model() -> Any:
+    return rs.load(copy.deepcopy(network("own", torch.float64)))
+
+
+def scores_changed(model: Any, edits: Any, ids: Tensor) -> Tensor:
+    return model.run_batch(ids[None], edits)[0]
+
+
+def test_the_change_at_step_0_is_a_symmetric_M(model: Any) -> None:
+    """By hand in the first layer: (x̂ − x̄) ½(M(δ)ᵀ − M(δ)) (x̂ − x̄)ᵀ added to the scores, pair by pair."""
+    ids = tokens(8)
+    first = batch_of(tokens(64).view(-1, 8), HOW, 0)
+    edits = carried(model, "symmetric", first, 0)
+    heads = model.view.blocks[0]
+    traces = model.trace(list(first))
+    mean = torch.cat([heads.norm.hat(one.read_by(0)) for one in traces]).mean(0)
+    x = model.trace(ids).read_by(0)
+    hat, found = heads.norm.hat(x) - mean, []
+    for offset in range(-7, 8):
+        M = at_offset(heads, own_form(heads), offset).dense()
+        found.append(hat @ (0.5 * (M.mT - M)) @ hat.mT)
+    added = torch.stack([torch.stack([found[i - j + 7][:, i, j] for j in range(8)], -1) for i in range(8)], -2)
+    weights = torch.stack([model.trace(ids).scores(0, head) for head in range(4)]) + added
+    weights = weights.masked_fill(~torch.ones(8, 8).tril().bool(), -torch.inf).softmax(-1)
+    _, _, v = heads.read(x)
+    wanted = (weights.to(v.dtype) @ v[0].repeat_interleave(2, 0) @ heads.W_O).sum(0)
+    after = model.trace(ids, edit={0: edits[0]}).points[1] - x
+    assert gap(after, wanted) <= 1e-5
+
+
+@torch.no_grad()
+def test_kept_is_symmetric_whatever_the_weights_are(model: Any) -> None:
+    heads = model.view.blocks[1]
+    form = live(model, heads)
+    for _ in range(2):
+        M = at_offset(heads, own_form(heads), 2).dense().detach()
+        total = M + at_offset(heads, form(), 2).dense()
+        assert gap(total, total.mT) <= 1e-10
+        model.network.stack.blocks[1].attention.read.weight.add_(0.1 * torch.randn(64, 32, dtype=torch.float64))
+    assert gap(total, 0.5 * (M + M.mT)) <= 1e-10
+
+
+def test_a_fixed_change_does_not_follow_the_weights(model: Any) -> None:
+    first = batch_of(tokens(64).view(-1, 8), HOW, 0)
+    edits, before = carried(model, "symmetric", first, 0), scores_changed(model, {}, tokens(8))
+    held = [
+        term.left.clone()
+        for one in plans(model.view, {0: [0, 1, 2, 3]}, "symmetric", None)
+        for term in edit(one, Generator()).form
+    ]
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.mul_(1.5)
+    now = [
+        term.left
+        for one in plans(model.view, {0: [0, 1, 2, 3]}, "symmetric", None)
+        for term in edit(one, Generator()).form
+    ]
+    assert gap(now[0], held[0]) > 0.1
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.div_(1.5)
+    assert (
+        gap(
+            scores_changed(model, carried(model, "symmetric", first, 0), tokens(8)),
+            scores_changed(model, edits, tokens(8)),
+        )
+        <= 1e-9
+    )
+    assert gap(scores_changed(model, {}, tokens(8)), before) <= 1e-9
+
+
+def test_every_arm_trains_and_the_model_is_as_before(model: Any, tmp_path: Path) -> None:
+    before = [p.detach().clone() for p in model.network.parameters()]
+    told: list[Any] = []
+    found = heal(model, tokens(), tmp_path, HOW, tell=lambda *x: told.append(x))
+    assert all(torch.equal(p, q) for p, q in zip(model.network.parameters(), before, strict=True))
+    assert found.arm.values.tolist() == list(ARMS)
+    assert found.tokens.values.tolist() == [0, 16, 32]
+    assert len(told) == 3 * len(ARMS)
+    at_first = found.loss[:, 0].values
+    assert at_first[1] == pytest.approx(at_first[2])  # the same change at step 0
+    assert len({round(float(x), 6) for x in at_first}) == len(ARMS) - 1
+    assert bool((abs(found.loss[:, -1] - found.loss[:, 0]) > 1e-6).all())
+    assert abs(float(found.loss[1, -1] - found.loss[2, -1])) > 1e-9
+    assert float(found.tokens_to_heal[0]) == float(found.tokens_to_catch_up[0]) == 0
+    again: list[Any] = []
+    assert heal(model, tokens(), tmp_path, HOW, tell=lambda *x: again.append(x)).equals(found)
+    assert not again
+    with pytest.raises(RheoscopeError, match=r"made with rate=0.001, now rate=0.01; type another --out"):
+        heal(model, tokens(), tmp_path, Healing(**{**HOW.__dict__, "rate": 0.01}))
+
+
+def test_the_untouched_arm_is_plain_training(model: Any) -> None:
+    """A loop by hand."""
+    train, held = cut(tokens(), HOW)
+    by_hand = copy.deepcopy(model.network)
+    found = trained(model, {}, train, held, HOW, lambda *x: None)
+    optimiser = torch.optim.AdamW(by_hand.parameters(), 1e-3, (0.9, 0.95), weight_decay=0.0)
+    for step in range(2):
+        x = batch_of(train, HOW, step)
+        torch.nn.functional.cross_entropy(by_hand(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+    with torch.no_grad():
+        wanted = torch.nn.functional.cross_entropy(by_hand(held)[:, :-1].flatten(0, 1), held[:, 1:].flatten())
+    assert found["loss"][-1] == pytest.approx(float(wanted), abs=1e-9)
+    assert measure(model, {}, held, 2) == pytest.approx(found["loss"][0])
+
+
+def test_when_a_loss_is_back() -> None:
+    assert first_at([0, 5, 9], [1.2, 1.01, 1.0], [1.0, 1.0, 1.0]) == 5
+    assert first_at([0, 5], [1.2, 1.1], [1.0, 1.09]) == 5
+    assert first_at([0, 5], [1.2, 1.1], [1.0, 1.0]) != first_at([0, 5], [1.2, 1.1], [1.0, 1.0])  # NaN
+
+
+def test_refusals(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(RheoscopeError, match="unknown arm 'asymmetric'"):
+        heal(model, tokens(), tmp_path, HOW, ["asymmetric"])
+    with pytest.raises(RheoscopeError, match=r"has 2 windows of 8 tokens, 3 are held out .*; type more --data"):
+        heal(model, tokens(16), tmp_path, HOW)
+    with pytest.raises(RheoscopeError, match="holds no healing"):
+        healed(tmp_path)
+    with pytest.raises(RheoscopeError, match="length must be larger, got 1; type --length 256"):
+        Healing(length=1)
+    half = rs.load(copy.deepcopy(network("own")), dtype="bfloat16")
+    with pytest.raises(RheoscopeError, match=f"seen through copies.*without {KEPT}"):
+        live(half, half.view.blocks[0])
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("The keys to the cabinet are on the table. " * 12)
+    how, files = Healing(1, 1, 8, 1e-4, 1, 2), Files(tmp_path / "h.json", None, tmp_path / "h.html")
+    show(None, "cpu", [tmp_path / "a.txt"], tmp_path / "out", how, ["size"], files)
+    said = capsys.readouterr()
+    assert "untouched" in said.out
+    assert "size: held-out loss" in said.err
+    assert json.loads((tmp_path / "h.json").read_text())["healing"]["coords"]["arm"]["data"] == ["untouched", "size"]
+    assert len(table_of(healed(tmp_path / "out")).rows) == 2
+    assert len(tokens_of(rs.load(), [tmp_path / "a.txt"])) > 80
