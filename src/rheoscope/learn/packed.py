@@ -97,7 +97,7 @@ class Packed(nn.Module):
         True
         """
         with Undrawn():
-            model = architecture(self.configs[at])
+            model = architecture(self.configs[at]).to(next(self.body.parameters()).dtype)
         mine = dict(self.body.named_parameters(remove_duplicate=False))
         for name, own in model.named_parameters():
             own.copy_(mine[name][at])

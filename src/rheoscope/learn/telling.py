@@ -19,7 +19,7 @@ from rheoscope.models.train import placed
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_tables, save_csv
 from rheoscope.report.json_file import as_json, write_json
-from rheoscope.report.tell.short import fixed, short
+from rheoscope.report.tell.short import fixed, plural, short
 from rheoscope.report.telling import Cell, Table, cells
 from rheoscope.report.terminal import Terminal
 from rheoscope.report.training import preparing
@@ -131,8 +131,9 @@ def note(found: "xarray.Dataset") -> str:
         for name, rate in zip(found.entrant.values, found.best_rate.values, strict=True)
         if float(rate) in ends
     ]
+    others = plural(found.sizes["entrant"] - 1, "entrant")
     return (
-        f"Differences are paired by seed, {grid}p after Holm's correction over {found.sizes['entrant'] - 1} entrants. tokens and FLOPs: "
+        f"Differences are paired by seed, {grid}p after Holm's correction over {others}. tokens and FLOPs: "
         f"to a loss of {told['target']:.4f}, over the baseline's, median over seeds."
         + f" At an end of the grid, where a wider one might help: {', '.join(outer)}."
         * bool(outer)
