@@ -57,7 +57,7 @@ class Watched(Letters):
         return made
 
 
-def test_all_entrants_read_the_same_batches_in_the_same_order(tmp_path: Path) -> None:
+def test_all_entrants_read_the_same_batches_in_the_same_order(undisturbed: Path, tmp_path: Path) -> None:
     task = Watched()
     race(small(mechanisms=("metric",), rates=(1e-2, 1e-3)), task, tmp_path / "out", "cpu")
     steps = range(recipe().steps)
@@ -69,6 +69,8 @@ def test_all_entrants_read_the_same_batches_in_the_same_order(tmp_path: Path) ->
             first, *others = task.given[seed, step]
             assert all(torch.equal(first[0], other[0]) and torch.equal(first[1], other[1]) for other in others)
     assert not torch.equal(task.given[0, 1][0][0], task.given[1, 1][0][0])
+    one, among = (kept.pack_folder(out, "untied", 1e-2) for out in (undisturbed, tmp_path / "out"))
+    assert files(one) == files(among)  # rates share what is compiled, and nothing else
 
 
 def test_all_have_the_same_budget_and_the_same_start(undisturbed: Path) -> None:
