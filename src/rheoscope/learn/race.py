@@ -69,7 +69,7 @@ class Race:
         """Every entrant at every rate, the baseline first."""
         return [
             Pack(name, self.recipe_of(name, config, rate), tuple(range(self.seeds)))
-            for name, config in entrants(self.mechanisms, self.recipe.config).items()
+            for name, config in entrants(self.mechanisms, self.recipe.config, self.recipe.context).items()
             for rate in self.rates
         ]
 
