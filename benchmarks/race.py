@@ -30,6 +30,8 @@ from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Prose
 from rheoscope.space.weights import usual_device
 
+FEWEST = 2
+"""Seeds of the smallest form, in which nothing is compiled."""
 PEAK = 989e12
 """bfloat16, dense, as the data sheet of the H100 and H200 has it."""
 
@@ -63,7 +65,7 @@ def made(pack: Pack, task: Prose, device: str, packed: bool, blocks: bool = Fals
         learners = [
             lone_learner(model, seed, pack.recipe, task) for model, seed in zip(models, pack.seeds, strict=True)
         ]
-    for learner in learners if device == "cuda" else ():
+    for learner in learners if device == "cuda" and len(pack.seeds) > FEWEST else ():
         learner.compile(blocks)
     return learners
 
@@ -75,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--entrants", default=",".join(ENTRANTS))
     parser.add_argument("--muon", action="store_true")
     options = parser.parse_args(words)
-    seeds, batch = (2, 2) if options.smallest else (options.seeds, options.batch)
+    seeds, batch = (FEWEST, 2) if options.smallest else (options.seeds, options.batch)
     device, recipe = usual_device(), recipe_of(options.smallest, batch, "muon" if options.muon else "adamw")
     rows = np.random.default_rng(0).integers(recipe.config.vocabulary, size=100_000)
     task = Prose(Corpus(rows, rows[:1000], recipe.config.vocabulary, 1000, Path()))

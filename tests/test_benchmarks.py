@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 PARTS = {"timing", "peers"}
 """What benchmarks are made of."""
 BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in PARTS)
-ON_A_GPU = [("training_cuda", []), ("race", []), ("trace", ["--cuda"]), ("gpu", [])]
+ON_A_GPU = [("training_cuda", []), ("trace", ["--cuda"]), ("gpu", [])]
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """The race on a GPU: compiled, in bfloat16, it learns what the plain modules learn; stopped, it goes on to the same bytes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 
@@ -19,6 +21,15 @@ pytestmark = [
         "ignore:The .grad attribute of a Tensor"
     ),  # torch's compiler looks at every tensor it meets
 ]
+
+
+@pytest.fixture(autouse=True)
+def unchecked() -> Iterator[None]:
+    """Shapes checked as in these tests break the graphs of `torch.compile`."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def wide(**more: Any) -> Any:

@@ -353,4 +353,4 @@ def many_graphs(compiled: bool) -> AbstractContextManager[object]:
         return nullcontext()
     from torch._dynamo import config
 
-    return config.patch(recompile_limit=64, accumulated_recompile_limit=512, fail_on_recompile_limit_hit=True)
+    return config.patch(recompile_limit=512, accumulated_recompile_limit=4096, fail_on_recompile_limit_hit=True)
