@@ -72,6 +72,21 @@ def test_a_planted_advantage_is_found() -> None:
         assert found.count(BEHIND) == 0
 
 
+def test_choosing_rates_finds_nothing_where_nothing_is() -> None:
+    """From three rates that are alike: chosen and judged on the same seeds it is careful, on halves it is exact."""
+    draw = torch.Generator().manual_seed(5)
+    shared, half = losses(draw, REPEATS, 1, SEEDS), SEEDS // 2
+
+    def chosen(on: slice, judged: slice) -> torch.Tensor:
+        grid = losses(draw, REPEATS, 3, SEEDS) + shared
+        at = grid[..., on].mean(-1).argmin(1)
+        return grid[torch.arange(REPEATS), at][:, judged]
+
+    for on, judged, most in ((slice(None), slice(None), 0.03), (slice(half), slice(half, None), 0.065)):
+        false = (t_p(chosen(on, judged) - chosen(on, judged)) <= 0.05).double().mean()
+        assert float(false) < most
+
+
 def test_words_of_a_whole_comparison() -> None:
     draw = torch.Generator().manual_seed(2)
     base = losses(draw, SEEDS)

@@ -87,6 +87,12 @@ def test_matched_entrants_are_as_large(name: str) -> None:
         assert (own.mechanism, own.projection) == (entrant(name, like).mechanism, entrant(name, like).projection)
 
 
+def test_flops_are_matched_on_texts_as_long_as_those_that_are_read() -> None:
+    like = config(width=64, hidden=160, vocabulary=64, context=512)
+    short, long = (entrant("linear:flops", like, tokens).hidden for tokens in (8, 512))
+    assert short < like.hidden < long  # linear attention costs less from some length on
+
+
 def test_flops_are_those_that_torch_counts() -> None:
     of = config(form="encoder", width=32, hidden=40)
     with FlopCounterMode(display=False) as counter:

@@ -57,7 +57,7 @@ class Watched(Letters):
         return made
 
 
-def test_all_entrants_read_the_same_batches_in_the_same_order(tmp_path: Path) -> None:
+def test_all_entrants_read_the_same_batches_in_the_same_order(undisturbed: Path, tmp_path: Path) -> None:
     task = Watched()
     race(small(mechanisms=("metric",), rates=(1e-2, 1e-3)), task, tmp_path / "out", "cpu")
     steps = range(recipe().steps)
@@ -69,6 +69,8 @@ def test_all_entrants_read_the_same_batches_in_the_same_order(tmp_path: Path) ->
             first, *others = task.given[seed, step]
             assert all(torch.equal(first[0], other[0]) and torch.equal(first[1], other[1]) for other in others)
     assert not torch.equal(task.given[0, 1][0][0], task.given[1, 1][0][0])
+    one, among = (kept.pack_folder(out, "untied", 1e-2) for out in (undisturbed, tmp_path / "out"))
+    assert files(one) == files(among)  # rates share what is compiled, and nothing else
 
 
 def test_all_have_the_same_budget_and_the_same_start(undisturbed: Path) -> None:
@@ -329,3 +331,12 @@ def test_processes_share_a_race(undisturbed: Path, tmp_path: Path) -> None:
             seen.append([pack.entrant for pack in running.packs])
     assert seen == [["tied"], ["untied"]]
     assert files(out) == files(undisturbed)
+
+
+def test_what_a_race_asks_of_torch_it_gives_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    seen: list[bool] = []
+    tell = lambda *told: seen.append(torch.are_deterministic_algorithms_enabled())  # noqa: E731
+    race(small(mechanisms=()), Letters(), tmp_path / "out", "cpu", deterministic=True, tell=tell)
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()

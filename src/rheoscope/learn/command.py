@@ -18,6 +18,9 @@ HeldOutTokens = Annotated[int, typer.Option(min=1, help="Held-out tokens that ar
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: name=value.")]
 Steps = Annotated[int | None, typer.Option(help="How many steps.")]
 DeviceName = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cuda where there is one).")]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="On a GPU too, round alike each time: resumed, the same bytes; slower.")
+]
 Report = Annotated[Path | None, typer.Option(metavar="DIR", help="Only tell what the race in DIR shows.")]
 Target = Annotated[float | None, typer.Option(help="Loss to count tokens to (default: the baseline's worst seed's).")]
 Halves = Annotated[bool, typer.Option("--halves", help="Choose rates on half of the seeds, judge on the others.")]
@@ -36,6 +39,7 @@ def race(
     settings: Settings = None,
     steps: Steps = None,
     device: DeviceName = None,
+    deterministic: Deterministic = False,
     report: Report = None,
     target: Target = None,
     halves: Halves = False,
@@ -62,7 +66,7 @@ def race(
             "type rheoscope race RECIPE --mechanisms A,B --data FILE… --out DIR, --report DIR, or --list"
         )
     else:
-        budget = seeds, _numbers(rates), held_out or (), settings or (), steps, held_out_tokens, device
+        budget = seeds, _numbers(rates), held_out or (), settings or (), steps, held_out_tokens, device, deterministic
         if show_race(recipe, _words(mechanisms), data, out, *budget):
             show_report(out, target, halves, json, csv, html, explain)
 

@@ -75,8 +75,9 @@ ENTRANTS: dict[str, Entrant] = {
 """A name, a sentence, and what it changes."""
 
 
-def entrant(name: str, config: Config) -> Config:
-    """The model of an entrant by name, from the recipe's own model; `NAME:parameters` and `NAME:flops` are matched to it.
+def entrant(name: str, config: Config, tokens: int | None = None) -> Config:
+    """The model of an entrant by name, from the recipe's own model; `NAME:parameters` and `NAME:flops` are matched to it, the latter
+    on texts of so many `tokens` (or the longest).
 
     >>> config = Config(vocabulary=64, width=32, heads=2)
     >>> entrant("metric", config).mechanism, entrant("metric:parameters", config).hidden == config.hidden
@@ -90,16 +91,16 @@ def entrant(name: str, config: Config) -> Config:
         return made
     if matching not in MEASURES:
         raise RheoscopeError(f"an entrant is matched by {' or '.join(MEASURES)}, got {name!r}; type {own}:parameters")
-    return matched(made, config, MEASURES[matching])
+    return matched(made, config, lambda of: MEASURES[matching](of, tokens))
 
 
-def entrants(names: Sequence[str], config: Config) -> dict[str, Config]:
+def entrants(names: Sequence[str], config: Config, tokens: int | None = None) -> dict[str, Config]:
     """The models of a race, the baseline first whether or not it was named.
 
     >>> list(entrants(["metric"], Config(vocabulary=64, width=32, heads=2)))
     ['untied', 'metric']
     """
-    return {name: entrant(name, config) for name in dict.fromkeys([BASELINE, *names])}
+    return {name: entrant(name, config, tokens) for name in dict.fromkeys([BASELINE, *names])}
 
 
 def penalties(name: str) -> dict[str, float]:
@@ -133,8 +134,8 @@ def matched(config: Config, like: Config, measure: Callable[[Config], int]) -> C
     return config.but(hidden=hidden)
 
 
-def parameters(config: Config) -> int:
-    """How many numbers a model trains."""
+def parameters(config: Config, tokens: int | None = None) -> int:
+    """How many numbers a model trains, however long its texts are."""
     return parameter_count(_shape(config))
 
 
@@ -170,5 +171,5 @@ def _shape(config: Config) -> nn.Module:
         return architecture(config)
 
 
-MEASURES: dict[str, Callable[[Config], int]] = {"parameters": parameters, "flops": flops}
+MEASURES: dict[str, Callable[[Config, int | None], int]] = {"parameters": parameters, "flops": flops}
 """By what an entrant may be matched with the recipe's own model."""

@@ -36,7 +36,9 @@ def model_of(out: Path, entrant: str, seed: int, rate: float | None = None) -> T
         raise RheoscopeError(f"{out} has nothing of {entrant} yet; type the command of the race again to go on")
     held = state_of(folder, step)
     with Undrawn():
-        model = architecture(with_seed(config_of(entrant, Config.of(told["recipe"]["config"])), seed))
+        model = architecture(
+            with_seed(config_of(entrant, Config.of(told["recipe"]["config"]), told["recipe"]["context"]), seed)
+        )
     for name, own in model.named_parameters():
         alone = held.get(f"{seed}.weights.{name}")
         own.copy_(held[f"0.weights.body.{name}"][seed] if alone is None else alone)

@@ -25,17 +25,28 @@ Losses = Float[Tensor, " seeds"]
 """A number for each seed."""
 
 
+class SeedLoss(nn.Module):
+    """From points to nats of each seed, summed over its tokens: logits of a large vocabulary need never exist in float32."""
+
+    def __init__(self, unembed: nn.Module, seeds: int, ignored: int) -> None:
+        super().__init__()
+        self.unembed, self.seeds, self.ignored = unembed, seeds, ignored
+
+    def forward(self, points: Float[Tensor, "sb n d"], y: Int[Tensor, "sb n"], smoothing: float = 0.0) -> Losses:
+        flat = self.unembed(points).flatten(0, 1).float()
+        each = cross_entropy(flat, y.flatten(), ignore_index=self.ignored, reduction="none", label_smoothing=smoothing)
+        return each.view(self.seeds, -1).sum(1)
+
+
 class SeedObjective(nn.Module):
-    """Packed models with their losses, as one module to compile: nats of each seed, summed over its tokens."""
+    """Packed models with their losses, as one module to compile."""
 
     def __init__(self, model: Packed, ignored: int) -> None:
         super().__init__()
-        self.model, self.ignored = model, ignored
+        self.model, self.loss = model, SeedLoss(model.unembed, model.seeds, ignored)
 
     def forward(self, x: Int[Tensor, "sb n"], y: Int[Tensor, "sb n"], smoothing: float = 0.0) -> Losses:
-        flat = self.model(x).flatten(0, 1).float()
-        each = cross_entropy(flat, y.flatten(), ignore_index=self.ignored, reduction="none", label_smoothing=smoothing)
-        return each.view(self.model.seeds, -1).sum(1)
+        return self.loss(self.model.points(x), y, smoothing)
 
 
 class OneObjective(nn.Module):
@@ -84,9 +95,11 @@ class Learner:
         return next(self.model.parameters()).device
 
     def compile(self, blocks: bool = False) -> None:
-        """Have `torch.compile` make one graph of model and loss, or one of a block, which serves them all: made sooner, a little slower."""
-        stacks = [one for one in self.model.modules() if isinstance(one, Stack)] if blocks else []
-        for part in [block for stack in stacks for block in stack.blocks] if blocks else [self.objective]:
+        """Have `torch.compile` make one graph of model and loss; or one of a block, which serves them all, and one of the loss."""
+        stacks = [one for one in self.model.modules() if isinstance(one, Stack)]
+        parts = [block for stack in stacks for block in stack.blocks]
+        heads = [one for one in self.objective.modules() if isinstance(one, SeedLoss)]
+        for part in [*parts, *heads] if blocks else [self.objective]:
             part.compile()
         if self.besides is not None:
             self.besides.compile()

@@ -65,11 +65,23 @@ class Packed(nn.Module):
         for name, own in body.named_parameters(remove_duplicate=False):
             if id(own) not in held:
                 held[id(own)] = nn.Parameter(torch.stack([one[name].detach() for one in named]))
-        self.body = packed_module(body, lambda own: held[id(own)])
+        packed = packed_module(body, lambda own: held[id(own)])
+        assert isinstance(packed, Transformer)  # its parts are others, it is still one
+        self.body = packed
 
     @property
     def seeds(self) -> int:
         return len(self.configs)
+
+    @property
+    def unembed(self) -> nn.Module:
+        """From points to logits."""
+        return self.body.unembed
+
+    def points(self, ids: Int[Tensor, "sb n"]) -> Cloud:
+        """What is unembedded."""
+        cloud: Tensor = self.body.stack(ids)
+        return cloud
 
     def forward(self, ids: Int[Tensor, "sb n"]) -> Float[Tensor, "sb n v"]:
         logits: Tensor = self.body(ids)
@@ -85,7 +97,7 @@ class Packed(nn.Module):
         True
         """
         with Undrawn():
-            model = architecture(self.configs[at])
+            model = architecture(self.configs[at]).to(next(self.body.parameters()).dtype)
         mine = dict(self.body.named_parameters(remove_duplicate=False))
         for name, own in model.named_parameters():
             own.copy_(mine[name][at])

@@ -10,10 +10,11 @@ goes on ends with the numbers of one that nothing disturbed.
 
 import hashlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -38,6 +39,8 @@ from rheoscope.shapes import RheoscopeError
 
 Tell = Callable[[int, int, str], object]
 """Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
+BY_BLOCKS = True
+"""One graph of a block serves all of them: a race compiles every entrant anew, and trains many for less time than a whole graph takes."""
 Work = tuple[Batch, Float[Tensor, " seeds"]]
 """A batch of some seeds, and how many tokens each predicts."""
 
@@ -66,7 +69,7 @@ class Race:
         """Every entrant at every rate, the baseline first."""
         return [
             Pack(name, self.recipe_of(name, config, rate), tuple(range(self.seeds)))
-            for name, config in entrants(self.mechanisms, self.recipe.config).items()
+            for name, config in entrants(self.mechanisms, self.recipe.config, self.recipe.context).items()
             for rate in self.rates
         ]
 
@@ -122,6 +125,7 @@ def race(
     device: str | None = None,
     compiled: bool | None = None,
     packed: bool = True,
+    deterministic: bool = False,
     tell: Tell = lambda tokens, total, what: None,
     say: Say = lambda line: None,
 ) -> None:
@@ -130,8 +134,9 @@ def race(
     **Fair** every entrant sees the same batches of a seed in the same order and starts from the same draws wherever it has the same
     parameters; all have the same steps, batch and schedule.
 
-    **Laws** killed at any moment and called again, it ends with the same logs and weights, byte for byte on a CPU; packed seeds learn
-    what each would alone, to rounding; a seed that diverges is logged as diverged and the others of its pack go on.
+    **Laws** killed at any moment and called again, it ends with the same logs and weights, byte for byte on a CPU, and on a GPU where
+    it is `deterministic`, which takes longer; packed seeds learn what each would alone, to rounding; a seed that diverges is logged as
+    diverged and the others of its pack go on.
 
     **Many GPUs** under `torchrun` every process takes its share of the entrants, on a device of its own, into one folder.
 
@@ -144,7 +149,7 @@ def race(
             kept.same_race(out, asked.told(task))
         place.wait()
         compiled = place.device.type == "cuda" if compiled is None else compiled
-        with many_graphs(compiled):
+        with many_graphs(compiled), rounding_alike(deterministic):
             Running(asked, task, out, place, compiled, packed, tell, say, writer).run()
         place.wait()
 
@@ -226,7 +231,7 @@ class Running:
             models = [drawn(pack.recipe.config, seed).to(self.device) for seed in pack.seeds]
             self.learners[pack.entrant] = made = self._made(pack, models)
             for learner in made if self.compiled else ():
-                learner.compile()
+                learner.compile(BY_BLOCKS)
         return self.learners[pack.entrant]
 
     def _made(self, pack: Pack, models: Sequence[torch.nn.Module]) -> list[Learner]:
@@ -329,10 +334,23 @@ def _own(held: dict[str, Tensor], learner: Learner) -> dict[str, Tensor]:
     return {name.removeprefix(mine): x for name, x in held.items() if name.startswith(mine)}
 
 
+@contextmanager
+def rounding_alike(asked: bool) -> Iterator[None]:
+    """Meanwhile a GPU adds numbers in the same order every time, where it is asked to; what cannot is refused by torch."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if asked:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU is first used
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 def many_graphs(compiled: bool) -> AbstractContextManager[object]:
     """One graph an entrant of the same source code, where torch stops at 8 without a word; past this it says so."""
     if not compiled:
         return nullcontext()
     from torch._dynamo import config
 
-    return config.patch(recompile_limit=64, accumulated_recompile_limit=512, fail_on_recompile_limit_hit=True)
+    return config.patch(recompile_limit=512, accumulated_recompile_limit=4096, fail_on_recompile_limit_hit=True)

@@ -1,6 +1,7 @@
 """What a race tells a person: a bar while it runs, one table, the same as JSON, CSV and a page."""
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,8 +19,10 @@ from rheoscope.models.task import task_of
 from rheoscope.models.train import placed
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_tables, save_csv
+from rheoscope.report.duration import in_words
 from rheoscope.report.json_file import as_json, write_json
-from rheoscope.report.tell.short import fixed, short
+from rheoscope.report.progress import asking_bar
+from rheoscope.report.tell.short import fixed, plural, short
 from rheoscope.report.telling import Cell, Table, cells
 from rheoscope.report.terminal import Terminal
 from rheoscope.report.training import preparing
@@ -53,6 +56,7 @@ def show_race(
     steps: int | None = None,
     held_out_tokens: int = 100_000,
     device: str | None = None,
+    deterministic: bool = False,
 ) -> bool:
     """Prepare the data, race or go on racing; gives whether this process is the one that tells of it."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
@@ -67,7 +71,8 @@ def show_race(
             corpus = corpus_for(wanted, data, held_out, out / DATA, place, told)
         try:
             with racing(place.first) as tell:
-                race(asked, task_of(corpus, wanted), out, device, tell=tell, say=_say)
+                task = task_of(corpus, wanted)
+                race(asked, task, out, device, deterministic=deterministic, tell=tell, say=_say)
         except KeyboardInterrupt:
             _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
             raise SystemExit(130) from None
@@ -129,8 +134,9 @@ def note(found: "xarray.Dataset") -> str:
         for name, rate in zip(found.entrant.values, found.best_rate.values, strict=True)
         if float(rate) in ends
     ]
+    others = plural(found.sizes["entrant"] - 1, "entrant")
     return (
-        f"Differences are paired by seed, {grid}p after Holm's correction over {found.sizes['entrant'] - 1} entrants. tokens and FLOPs: "
+        f"Differences are paired by seed, {grid}p after Holm's correction over {others}. tokens and FLOPs: "
         f"to a loss of {told['target']:.4f}, over the baseline's, median over seeds."
         + f" At an end of the grid, where a wider one might help: {', '.join(outer)}."
         * bool(outer)
@@ -185,27 +191,44 @@ def _say(line: str) -> None:
 
 @contextmanager
 def racing(shown: bool) -> Iterator[Tell]:
-    """On a terminal a bar with who is training, the rate and the time left; a line now and then where stderr is a pipe."""
-    from rheoscope.report.progress import progress
-
-    where = console(stderr=True)
+    """Who is training, the rate and the time left: a bar on a terminal, a line now and then where stderr is a file or a pipe."""
+    where, pace = console(stderr=True), Pace()
     if not shown:
         yield lambda tokens, total, what: None
-        return
-    if not where.is_terminal:
-        with progress("racing") as hear:
-            yield lambda tokens, total, what: hear(tokens, total)
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    elif not where.is_terminal:
+        with asking_bar("racing") as say:
+            yield lambda tokens, total, what: say(f"{what}, {pace(tokens, total)},")(tokens, total)
+    else:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    said = TextColumn("{task.description}", markup=False)
-    with Progress(
-        said, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=where, transient=True
-    ) as bars:
-        bar = bars.add_task("racing", total=None)
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn()
+        with Progress(*columns, console=where, transient=True, refresh_per_second=4) as bars:
+            bar = bars.add_task("racing", total=None)
+            yield lambda tokens, total, what: bars.update(
+                bar, completed=tokens, total=total, description=f"{what}, {pace(tokens, total)}"
+            )
 
-        def tell(tokens: int, total: int, what: str) -> None:
-            speed = bars.tasks[bar].speed or 0
-            bars.update(bar, completed=tokens, total=total, description=f"{what} · {speed:,.0f} tokens/s")
 
-        yield tell
+class Pace:
+    """How fast a race is since it was first asked, and how long it will take at that pace.
+
+    >>> pace = Pace()
+    >>> pace(100, 1000), pace.told(100, 300, 1000, seconds=2.0)
+    ('0 tokens/s', '100 tokens/s, 7 s left')
+    """
+
+    def __init__(self) -> None:
+        self.first: tuple[float, int] | None = None
+
+    def __call__(self, tokens: int, total: int) -> str:
+        now = time.monotonic()
+        self.first = self.first or (now, tokens)
+        return self.told(self.first[1], tokens, total, now - self.first[0])
+
+    @staticmethod
+    def told(first: int, tokens: int, total: int, seconds: float) -> str:
+        """From so many tokens to so many, of all, in seconds."""
+        if tokens <= first or seconds <= 0:
+            return "0 tokens/s"
+        speed = (tokens - first) / seconds
+        return f"{speed:,.0f} tokens/s, {in_words((total - tokens) / speed)} left"
