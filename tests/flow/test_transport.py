@@ -25,7 +25,7 @@ from rheoscope.flow.assigning import (
     moved,
     squared_distances,
 )
-from rheoscope.flow.next_token import is_tied, next_type_share, sees_next, toward_next
+from rheoscope.flow.next_token import is_tied, next_type_share, toward_next
 from rheoscope.flow.transport import FEW
 from rheoscope.space.chance import p_values, successors
 from rheoscope.space.chance import permutations as permutations_of
@@ -279,7 +279,7 @@ def test_shares_and_cosines_equal_loops_and_skip_what_has_no_next() -> None:
 @pytest.mark.parametrize("name", ["bert", "own_encoder", "gemma3", "gpt2"])
 def test_a_model_that_reads_what_comes_next_is_not_asked_for_it(name: str) -> None:
     found = rs.transport(double(name).trace(text()), draws=2, keep_massive=True)
-    assert sees_next(double(name).view) == (name in BIDIRECTIONAL)
+    assert double(name).view.sees_next == (name in BIDIRECTIONAL)
     assert ("toward_next" in found) == ("next_type_share" in found) == (name not in BIDIRECTIONAL)
     assert found.attrs["next"].startswith("none") == (name in BIDIRECTIONAL)
     assert "toward_own" in found

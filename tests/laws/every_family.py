@@ -290,7 +290,7 @@ def test_M_reproduces_the_models_scores_at_every_offset(name: str, dtype: torch.
 @in_both(EVERY)
 @torch.no_grad()
 def test_F_reproduces_the_displacements(name: str, dtype: torch.dtype) -> None:
-    """Delta_h(x_i) = c_i sum_j alpha_ij (x̂_j F_h + bias terms), c_i the scale of the norm after attention where there is one."""
+    """Delta_h(x_i) = c_i sum_j alpha_ij (x̂_j F_h + bias terms), c_i the gate of a head or the scale of the norm after attention, if any."""
     trace, own = seen(name, dtype)
     for at, layer in enumerate(own):
         block, x = trace.view.blocks[at], trace.read_by(at)
@@ -301,6 +301,7 @@ def test_F_reproduces_the_displacements(name: str, dtype: torch.dtype) -> None:
         if block.after is not None:
             written = (layer.weights @ layer.v @ block.W_O).sum(0) + (0 if block.b_O is None else block.b_O)
             moved = moved * (written.square().mean(-1, keepdim=True) + block.after.eps).rsqrt()
+        moved = block.gated(moved, x)
         assert distance(moved, trace.displacements(at)) <= bar(name, dtype, 1e-5)
 
 

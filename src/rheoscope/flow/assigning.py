@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import stdev
 
 import numpy as np
@@ -17,8 +18,10 @@ EXACT = 2048
 """Tokens up to which the assignment is solved; a cost matrix of float64 has 32 MiB there."""
 SAME = 1e-6
 """Points nearer than this, in lengths of the longest, are one: the rounding of float32."""
-AT_ONCE = 2**27
-"""Bytes of cost matrices that lie beside each other."""
+AT_ONCE = 2**26
+"""Bytes of cost matrices that lie beside each other, for each core."""
+SHARED = 256
+"""Tokens from which on cores share the assignments: those of fewer are solved sooner than threads have changed places."""
 Cloud = Float[Tensor, "n d"]
 Clouds = Float[Tensor, "p n d"]
 OfText = Float[Tensor, "p _ d"]
@@ -50,23 +53,23 @@ def all_moved(texts: Sequence[OfText], pairs: Sequence[Ends], draws: Sequence[in
         jobs = [
             (one, at, draws[pair]) for one, (_, some) in zip(tables, group, strict=True) for at, pair in enumerate(some)
         ]
-        solved = list(on_cores(lambda job: job[0].solved(job[1], job[2], seed), jobs))
+        spread = on_cores if max(one.x.shape[1] for one in tables) >= SHARED or any(draws) else map
+        solved = iter(spread(lambda job: job[0].solved(job[1], job[2], seed), jobs))
         for one in tables:
-            yield from one.told(solved[: len(one.x)])
-            del solved[: len(one.x)]
+            yield from one.told(list(islice(solved, len(one.x))))
 
 
 def _groups(sizes: Sequence[int], pairs: int) -> Iterator[list[tuple[int, range]]]:
     """Texts of these sizes with some of their pairs each, as many as fit beside each other."""
     group: list[tuple[int, range]] = []
-    held = 0
+    held, room = 0, AT_ONCE * torch.get_num_threads()
     for text, n in enumerate(sizes):
         begin, each = 0, 16 * n * n
         while begin < pairs:
-            if group and held + each > AT_ONCE:
+            if group and held + each > room:
                 yield group
                 group, held = [], 0
-            some = range(begin, min(pairs, begin + max(1, (AT_ONCE - held) // each)))
+            some = range(begin, min(pairs, begin + max(1, (room - held) // each)))
             group.append((text, some))
             held, begin = held + each * len(some), some.stop
     if group:

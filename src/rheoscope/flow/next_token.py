@@ -12,17 +12,6 @@ TABLE = 40
 """So many times faster a number is a product of matrices: with draws that are rarer among all pairs these are not all computed."""
 
 
-def sees_next(view: View) -> bool:
-    """Whether a token may read the one after it, as in an encoder: what comes next is then no prediction.
-
-    >>> import rheoscope as rs
-    >>> sees_next(rs.load().view)
-    False
-    """
-    first, second = (torch.tensor([at], device=view.embed.device) for at in (0, 1))
-    return any(bool(heads.mechanism.mask(first, second).any()) for heads in view.blocks)
-
-
 def is_tied(view: View) -> bool:
     """Whether words are read out by the table that reads them in."""
     if view.unembed is None:

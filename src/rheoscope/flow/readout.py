@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_cache
-from rheoscope.flow.next_token import sees_next
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import successors
@@ -195,7 +194,7 @@ def of_earlier(trace: Trace, token: int, others: list[int], draws: int, seed: in
     """What earlier places find likeliest, and how likely they find what comes next, beside the text in other orders."""
     laws, here = predictions(trace.view, trace.points[-1, others]), torch.tensor(others, dtype=torch.long)
     values = {"largest_elsewhere": laws.amax(-1)}
-    if sees_next(trace.view):
+    if trace.view.sees_next:
         return values
     after = torch.cat([here[None] + 1, successors(token + 1, draws, seed)[:, here]])
     words = trace.ids.cpu()[after].to(laws.device)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rheoscope.flow.assigning import EXACT, Moved, OfText, all_moved, costs
 from rheoscope.flow.cloud import Clouds, clouds
-from rheoscope.flow.next_token import is_tied, next_type_share, sees_next, toward_next, toward_own
+from rheoscope.flow.next_token import is_tied, next_type_share, toward_next, toward_own
 from rheoscope.flow.sinkhorn import divergence
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -123,7 +123,7 @@ def _drawn(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
 
 def next_words(trace: Trace) -> str:
     """Which words stand for the next token."""
-    if sees_next(trace.view):
+    if trace.view.sees_next:
         return "none: tokens of this model read what comes next"
     return "embedding" if is_tied(trace.view) else "unembedding, with the gain of the final norm"
 
@@ -132,7 +132,7 @@ def destinations(seen: Clouds, partner: Int[Tensor, " n"], draws: int, seed: int
     """How near the stream is to the own and the next token's word, and whose next token partners have."""
     view, ids, points = seen.trace.view, seen.trace.ids, replace(seen, space="raw").points.double()
     values = {"toward_own": toward_own(points, view, ids, seen.tokens)}
-    if sees_next(view) or len(ids) < 2:
+    if view.sees_next or len(ids) < 2:
         return values
     near, drawn = toward_next(points, view, ids, seen.tokens, draws, seed)
     share, shares = next_type_share(partner, ids, seen.tokens, draws, seed)

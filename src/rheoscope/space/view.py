@@ -94,6 +94,12 @@ class View:
         """
         return x.to(self.dtype) if x.is_cuda and self.dtype.itemsize < 4 else x
 
+    @cached_property
+    def sees_next(self) -> bool:
+        """Whether a token may read the one after it, as in an encoder: what comes next is then no prediction."""
+        first, second = (torch.tensor([at], device=self.embed.device) for at in (0, 1))
+        return any(bool(heads.mechanism.mask(first, second).any()) for heads in self.blocks)
+
     @property
     def reads_half(self) -> bool:
         """Whether `as_read` rounds."""
