@@ -15,28 +15,33 @@ PATIENCE = 300
 """Seconds that a test waits for a process; one that never ends must not stop a suite."""
 GRACE = 10
 """Seconds that a process has to end what it started, when it is asked to."""
+PLAIN = subprocess.Popen
+STARTED: "list[subprocess.Popen[Any]]" = []
+"""What has not been ended yet, the last one last."""
+
+
+class Ended(PLAIN):  # type: ignore[type-arg]
+    """A process that leads a group of its own, and is waited for so long and no longer."""
+
+    def __init__(self, *words: Any, **how: Any) -> None:
+        super().__init__(*words, **how | {"start_new_session": True})
+        STARTED.append(self)
+
+    def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+        return super().communicate(input, PATIENCE if timeout is None else timeout)
 
 
 @contextmanager
 def ended() -> Iterator[None]:
     """Every process started through `subprocess` meanwhile leads a group of its own, and that group is ended at the end."""
-    started: list[subprocess.Popen[Any]] = []
-
-    class Ended(subprocess.Popen):  # type: ignore[type-arg]
-        def __init__(self, *words: Any, **how: Any) -> None:
-            super().__init__(*words, **how | {"start_new_session": True})
-            started.append(self)
-
-        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
-            return super().communicate(input, PATIENCE if timeout is None else timeout)
-
-    plain, subprocess.Popen = subprocess.Popen, Ended  # type: ignore[misc]
+    before, outside = len(STARTED), subprocess.Popen
+    subprocess.Popen = Ended  # type: ignore[misc]
     try:
         yield
     finally:
-        subprocess.Popen = plain  # type: ignore[misc]
-        for process in started:
-            end(process)
+        subprocess.Popen = outside  # type: ignore[misc]
+        while len(STARTED) > before:
+            end(STARTED.pop())
 
 
 def end(process: "subprocess.Popen[Any]") -> None:
@@ -70,6 +75,7 @@ class Fork:
 
     def _do(self, work: Callable[[], Any], words: Sequence[str], environment: dict[str, str]) -> None:
         os.setsid()
+        subprocess.Popen = PLAIN  # type: ignore[misc]  # what it starts is of its group, and ends with it
         for here, there in ((1, self.out), (2, self.error)):
             os.dup2(there.fileno(), here)
         sys.stdout, sys.stderr = (open(one, "w", buffering=1, closefd=False) for one in (1, 2))  # noqa: SIM115
