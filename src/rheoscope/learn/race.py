@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -49,6 +49,9 @@ Work = tuple[Batch, Float[Tensor, " seeds"]]
 class Race:
     """What is raced: a recipe, entrants by name, how many seeds, at which rates, and on how many held-out tokens it is measured.
 
+    Every entrant races at every rate, or at the one that was `chosen` for it before, with other seeds (`screen.py`): then seeds are
+    counted from `first_seed`, behind those.
+
     >>> from rheoscope.models.recipes import tiny
     >>> [f"{pack.entrant}@{pack.recipe.rate:g}" for pack in Race(tiny(), ("metric",), 2, (1e-3, 3e-3)).packs()]
     ['untied@0.001', 'untied@0.003', 'metric@0.001', 'metric@0.003']
@@ -59,6 +62,8 @@ class Race:
     seeds: int = 12
     rates: tuple[float, ...] = ()
     held_out: int = 100_000
+    first_seed: int = 0
+    chosen: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -68,10 +73,14 @@ class Race:
     def packs(self) -> list["Pack"]:
         """Every entrant at every rate, the baseline first."""
         return [
-            Pack(name, self.recipe_of(name, config, rate), tuple(range(self.seeds)))
+            Pack(name, self.recipe_of(name, config, rate), self.numbers())
             for name, config in entrants(self.mechanisms, self.recipe.config, self.recipe.context).items()
-            for rate in self.rates
+            for rate in kept.rates_of(name, self.rates, self.chosen)
         ]
+
+    def numbers(self) -> tuple[int, ...]:
+        """The seeds that race."""
+        return tuple(range(self.first_seed, self.first_seed + self.seeds))
 
     def recipe_of(self, name: str, config: Config, rate: float) -> Recipe:
         """How an entrant learns: as all do, but for its model, its rate, and what it keeps small besides."""
@@ -88,8 +97,8 @@ class Race:
         seen = hashlib.sha256(b"".join(part.numpy().tobytes() for part in batches)).hexdigest()[:16]
         return {
             "recipe": {name: value for name, value in self.recipe.told().items() if name not in ("rate", "seed")},
-            "seeds": self.seeds, "held_out": self.held_out, "data": seen,
-            "mechanisms": list(entrants(self.mechanisms, self.recipe.config)), "rates": list(self.rates),
+            "seeds": self.seeds, "first_seed": self.first_seed, "held_out": self.held_out, "data": seen,
+            "mechanisms": list(entrants(self.mechanisms, self.recipe.config)), "rates": list(self.rates), "chosen": dict(self.chosen),
         }  # fmt: skip
 
 

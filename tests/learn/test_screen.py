@@ -1,0 +1,116 @@
+"""Rates chosen in a shorter race before, and a race as a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rheoscope.cli import app
+from rheoscope.learn import kept
+from rheoscope.learn.finished import model_of
+from rheoscope.learn.job import from_mapping, from_toml
+from rheoscope.learn.race import Race
+from rheoscope.learn.result import result
+from rheoscope.learn.screen import Screen
+from rheoscope.learn.telling import note
+from rheoscope.models.recipes import tiny
+from rheoscope.shapes import RheoscopeError
+from tests.learn.test_telling import TEXT
+
+JOB = """
+recipe = "encoder"
+mechanisms = ["tied", "untied+asymmetry=1"]
+data = ["book.txt"]
+seeds = 3
+rates = [1e-5, 1e-2]
+screen = "2x4"
+held_out_tokens = 64
+
+[set]
+steps = 8
+warmup = 2
+evaluate_every = 4
+batch = 2
+context = 8
+width = 16
+heads = 2
+depth = 1
+vocabulary = "characters"
+"""
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("screened")
+    (folder / "book.txt").write_text(TEXT)
+    (folder / "job.toml").write_text(JOB)
+    words = ["race", "--job", str(folder / "job.toml"), "--out", str(folder / "run"), "--device", "cpu"]
+    told = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
+    assert told.exit_code == 0, told.output
+    return folder / "run", told
+
+
+def test_each_races_at_its_best_rate_of_the_screen_with_other_seeds(raced: tuple[Path, Any]) -> None:
+    out, told = raced
+    screened, whole = kept.read_race(out / kept.SCREEN), kept.read_race(out)
+    assert (screened["seeds"], screened["recipe"]["steps"], screened["recipe"]["warmup"]) == (2, 4, 1)
+    assert screened["mechanisms"] == ["untied", "tied"]  # a dial takes the rate of the same without it
+    assert whole["chosen"] == dict.fromkeys(["untied", "tied", "untied+asymmetry=1"], 1e-2)  # 1e-5 learns nothing
+    assert {line["seed"] for line in kept.logs(out / kept.SCREEN)} == {0, 1}
+    assert {line["seed"] for line in kept.logs(out)} == {2, 3, 4}
+    assert {line["rate"] for line in kept.logs(out)} == {1e-2}
+    found = result(out)
+    assert found.loss_by_rate.isnull().values.tolist() == [[True, False]] * 3
+    assert "best of 2 rates, chosen on seeds 0, 1, judged on seeds 2, 3, 4" in note(found)
+    assert "Held-out loss after 8 steps, 3 seeds" in told.output
+
+
+def test_models_of_a_screened_race_are_found_by_the_number_of_their_seed(raced: tuple[Path, Any]) -> None:
+    out, _ = raced
+    one, other = (model_of(out, "tied", seed).unembed.weight for seed in (2, 3))
+    assert not one.equal(other)
+    with pytest.raises(RheoscopeError, match="with seeds 2 to 4"):
+        model_of(out, "tied", 1)
+
+
+def test_a_job_says_what_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    told = from_mapping(from_toml(tmp_path / "job.toml") | {"seeds": 5})
+    assert told.data == (tmp_path / "book.txt",)
+    assert told.race().seeds == 5
+    assert told.of().config.width == 16
+    assert told.shorter() == Screen(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"beauty": 1}, "a race has no setting 'beauty'"),
+        ({"mechanisms": "tied"}, "mechanisms is a list"),
+        ({"screen": 4}, "screen is a word"),
+        ({"data": []}, "a race needs a data"),
+    ],
+)
+def test_a_job_that_is_none_is_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(RheoscopeError, match=said):
+        from_mapping({"recipe": "tiny", "mechanisms": ["tied"], "data": ["a"]} | changed)
+
+
+def test_a_screen_is_shorter() -> None:
+    with pytest.raises(RheoscopeError, match="type --screen 4x50"):
+        Screen(4, 900).race(Race(tiny(), ("tied",)))
+    with pytest.raises(RheoscopeError, match="a screen is SEEDSxSTEPS"):
+        Screen.of("short")
+
+
+def test_entrants_may_join_a_screened_race(raced: tuple[Path, Any]) -> None:
+    out, _ = raced
+    before = kept.read_race(out)
+    joined = kept.same_race(
+        out,
+        json.loads(json.dumps(before)) | {"mechanisms": ["untied", "gated"], "chosen": {"untied": 1e-2, "gated": 1e-5}},
+    )
+    assert joined["chosen"] == before["chosen"] | {"gated": 1e-5}
+    assert joined["mechanisms"] == [*before["mechanisms"], "gated"]
