@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rheoscope import load, operators
 from rheoscope.cli import app
 from rheoscope.learn import kept
+from rheoscope.learn.along import learned
 from rheoscope.learn.finished import model_of
 from rheoscope.learn.job import from_mapping, from_toml
 from rheoscope.learn.race import Race
@@ -27,6 +29,7 @@ seeds = 3
 rates = [1e-5, 1e-2]
 screen = "2x4"
 held_out_tokens = 64
+look = [0, 8]
 
 [set]
 steps = 8
@@ -73,6 +76,26 @@ def test_models_of_a_screened_race_are_found_by_the_number_of_their_seed(raced: 
     assert not one.equal(other)
     with pytest.raises(RheoscopeError, match="with seeds 2 to 4"):
         model_of(out, "tied", 1)
+
+
+def test_the_first_seed_of_each_is_looked_at(raced: tuple[Path, Any], tmp_path: Path) -> None:
+    out, _ = raced
+    kept.write_logs(out, tmp_path / "logs.json")
+    for where in (out, tmp_path / "logs.json"):
+        found = kept.looks_of(where, "tied", 1e-2)
+        assert [one["step"] for one in found] == [0, 8]
+        assert found[1]["values"]["symmetry"] == pytest.approx(1)
+    assert not list((out / kept.SCREEN).rglob("looks"))
+    told = learned(kept.pack_folder(out, "untied", 1e-2))
+    model = load(model_of(out, "untied", seed=2))
+    assert float(told.symmetry[-1]) == pytest.approx(float(operators(model.view, draws=0).symmetry.mean()), abs=1e-5)
+
+
+def test_a_race_is_looked_at_where_it_is_measured(raced: tuple[Path, Any], tmp_path: Path) -> None:
+    job = str(raced[0].parent / "job.toml")
+    told = CliRunner().invoke(app, ["race", "--job", job, "--out", str(tmp_path / "run"), "--look", "3"])
+    assert "a race is looked at where it is measured, 0, 4, 8" in str(told.exception)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_job_says_what_is_typed(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ HeldOutTokens = Annotated[
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: name=value.")]
 Steps = Annotated[int | None, typer.Option(help="How many steps.")]
+LookAt = Annotated[
+    str, typer.Option("--look", metavar="0,100,…", help="Steps at which the geometry of each one's first seed is kept.")
+]
 DeviceName = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cuda where there is one).")]
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="On a GPU too, round alike each time: resumed, the same bytes; slower.")
@@ -58,6 +61,7 @@ def race(
     held_out_tokens: HeldOutTokens = None,
     settings: Settings = None,
     steps: Steps = None,
+    look: LookAt = "",
     job: JobFile = None,
     device: DeviceName = None,
     deterministic: Deterministic = False,
@@ -90,7 +94,7 @@ def race(
     else:
         typed = {
             "recipe": recipe, "mechanisms": _words(mechanisms), "seeds": seeds, "rates": _numbers(rates), "screen": screen, "data": data,
-            "held_out": held_out, "held_out_tokens": held_out_tokens, "steps": steps,
+            "held_out": held_out, "held_out_tokens": held_out_tokens, "steps": steps, "look": look,
         }  # fmt: skip
         if show_race(asked(job, typed, settings or []), out, device, deterministic):
             show_report(out, target, halves, logs, json, csv, html, explain)

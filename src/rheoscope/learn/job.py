@@ -38,6 +38,7 @@ class Job:
     held_out: tuple[Path, ...] = ()
     held_out_tokens: int = 100_000
     steps: int | None = None
+    look: tuple[int, ...] = ()
     set: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self) -> Recipe:
@@ -50,7 +51,13 @@ class Job:
 
     def race(self) -> Race:
         """What is raced."""
-        return Race(self.of(), self.mechanisms, self.seeds, self.rates, self.held_out_tokens)
+        asked = Race(self.of(), self.mechanisms, self.seeds, self.rates, self.held_out_tokens)
+        strange = [step for step in self.look if step not in asked.marks()]
+        if strange:
+            raise RheoscopeError(
+                f"a race is looked at where it is measured, {', '.join(map(str, asked.marks()))}; got --look {strange[0]}"
+            )
+        return asked
 
     def shorter(self) -> Screen | None:
         """The race before it in which rates are chosen, where there is one."""

@@ -5,6 +5,7 @@
     out/screen/                           a shorter race in which rates were chosen, where there was one
     out/packs/NAME@RATE/log.jsonl         a line for each seed and each time it was measured
                         state-STEP.safetensors    where that pack stands: weights and, until the end, its optimisers
+                        looks/            its first seed at marked steps, where it was looked at
                         times.jsonl       how long it took: never part of a table
 
 A pack is all seeds of one entrant at one rate. Its state is written first, under a temporary name, then its log, which says which state
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from rheoscope.files import check_directory, signature, write_file, write_report
 from rheoscope.models.checkpoint import save_tensors
+from rheoscope.models.state import LOOKS
 from rheoscope.shapes import RheoscopeError
 
 RACE, PACKS, DATA, SCREEN, LOG, TIMES = "race.json", "packs", "data", "screen", "log.jsonl", "times.jsonl"
@@ -184,7 +186,10 @@ def write_logs(out: Path, file: Path) -> str:
     grouped: dict[tuple[str, float], list[Line]] = {}
     for line in logs(out):
         grouped.setdefault((line["entrant"], line["rate"]), []).append(line)
-    packs = [columns_of(lines) | {"speeds": speeds_of(out, *pack)} for pack, lines in grouped.items()]
+    packs = [
+        columns_of(lines) | {"speeds": speeds_of(out, *pack), "looks": looks_of(out, *pack)}
+        for pack, lines in grouped.items()
+    ]
     head = json.dumps({"written_by": signature()} | told, indent=1).removesuffix("\n}")
     rows = ",\n".join(json.dumps(pack, separators=(",", ":")) for pack in packs)
     return write_report(file, lambda to: to.write_text(f'{head},\n "packs": [\n{rows}\n]}}\n'))
@@ -193,9 +198,24 @@ def write_logs(out: Path, file: Path) -> str:
 def speeds_of(out: Path, entrant: str, rate: float) -> list[float]:
     """Tokens a second of a pack in each of its turns."""
     if out.is_file():
-        found = (pack["speeds"] for pack in _read(out)["packs"] if (pack["entrant"], pack["rate"]) == (entrant, rate))
-        return next(found, [])
+        return _column(out, entrant, rate, "speeds")
     return [line["tokens per second"] for line in times_of(pack_folder(out, entrant, rate))]
+
+
+def looks_of(out: Path, entrant: str, rate: float) -> list[Line]:
+    """What was seen of the first seed of a pack: step, values and nulls by name."""
+    if out.is_file():
+        return _column(out, entrant, rate, "looks")
+    files = sorted((pack_folder(out, entrant, rate) / LOOKS).glob("step-*.json"))
+    seen = [json.loads(file.read_text()) for file in files]
+    return [{name: one[name] for name in ("step", "values", "nulls")} for one in seen]
+
+
+def _column(file: Path, entrant: str, rate: float, name: str) -> list[Any]:
+    found: Iterable[list[Any]] = (
+        pack[name] for pack in _read(file)["packs"] if (pack["entrant"], pack["rate"]) == (entrant, rate)
+    )
+    return next(iter(found), [])
 
 
 def columns_of(lines: Sequence[Line]) -> Line:

@@ -39,6 +39,8 @@ from rheoscope.shapes import RheoscopeError
 
 Tell = Callable[[int, int, str], object]
 """Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
+Look = Callable[[Path, int, torch.nn.Module], object]
+"""Shown the folder of a pack, a mark, and the model of its first seed there."""
 BY_BLOCKS = True
 """One graph of a block serves all of them: a race compiles every entrant anew, and trains many for less time than a whole graph takes."""
 Work = tuple[Batch, Float[Tensor, " seeds"]]
@@ -137,6 +139,7 @@ def race(
     deterministic: bool = False,
     tell: Tell = lambda tokens, total, what: None,
     say: Say = lambda line: None,
+    look: Look | None = None,
 ) -> None:
     """Train every entrant at every rate with every seed; the logs lie in `out`, `curves.read` and `rheoscope race --report` tell of them.
 
@@ -159,7 +162,7 @@ def race(
         place.wait()
         compiled = place.device.type == "cuda" if compiled is None else compiled
         with many_graphs(compiled), rounding_alike(deterministic):
-            Running(asked, task, out, place, compiled, packed, tell, say, writer).run()
+            Running(asked, task, out, place, compiled, packed, tell, say, look, writer).run()
         place.wait()
 
 
@@ -175,6 +178,7 @@ class Running:
     packed: bool
     tell: Tell
     say: Say
+    look: Look | None
     writer: ThreadPoolExecutor
     written: "Future[None] | None" = None
     writing: Path | None = None
@@ -216,6 +220,8 @@ class Running:
                 learner.fill(_own(held, learner), self.device)
         trained, seconds = self._trained(pack, learners, lines, step or 0, mark)
         held_out = torch.cat([learner.evaluate(self._held_out(), self.task.count) for learner in learners]).tolist()
+        if self.look is not None:
+            self.look(folder, mark, learners[0].first())
         lines = [*lines, *measured(pack, mark, trained, held_out, lines)]
         ends = mark == self.asked.recipe.steps
         tensors = {name: x for learner in learners for name, x in _named(learner, not ends).items()}

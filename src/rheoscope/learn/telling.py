@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,11 @@ from rheoscope.learn.curves import AHEAD, BEHIND
 from rheoscope.learn.entrants import ENTRANTS
 from rheoscope.learn.job import Job, from_mapping, from_toml
 from rheoscope.learn.kept import DATA, SCREEN, write_logs
-from rheoscope.learn.race import Tell, race
+from rheoscope.learn.race import Look, Race, Tell, race
 from rheoscope.learn.result import FIELDS, result, times
 from rheoscope.models.recipes import setting
 from rheoscope.models.sources import corpus_for
-from rheoscope.models.task import task_of
+from rheoscope.models.task import Task, task_of
 from rheoscope.models.train import placed
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_tables, save_csv
@@ -47,10 +48,12 @@ def show_entrants() -> None:
 def asked(job: Path | None, typed: Mapping[str, Any], settings: Sequence[str]) -> Job:
     """What a file says, and what was typed, which goes before."""
     told = {} if job is None else from_toml(job)
-    changes = dict(setting(one) for one in settings)
-    return from_mapping(
-        told | {name: one for name, one in typed.items() if one} | {"set": told.get("set", {}) | changes}
-    )
+    given = {name: one for name, one in typed.items() if one}
+    if "look" in given:
+        from rheoscope.learn.along import marked
+
+        given["look"] = marked(given["look"])
+    return from_mapping(told | given | {"set": told.get("set", {}) | dict(setting(one) for one in settings)})
 
 
 def show_race(job: Job, out: Path, device: str | None = None, deterministic: bool = False) -> bool:
@@ -68,11 +71,19 @@ def show_race(job: Job, out: Path, device: str | None = None, deterministic: boo
                 if shorter is not None and before is not None:
                     run(before, out=out / SCREEN)
                     wanted = shorter.then(wanted, out / SCREEN)
-                run(wanted, out=out)
+                run(wanted, out=out, look=looking(job.look, wanted, task) if job.look else None)
         except KeyboardInterrupt:
             _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
             raise SystemExit(130) from None
         return place.first
+
+
+def looking(at: Sequence[int], wanted: Race, task: Task) -> Look:
+    """Looks at the first seed of every entrant, kept in the folder of its pack, where `rheoscope learned` finds them."""
+    from rheoscope.learn.along import Looks
+
+    looks = Looks.of(at, Path(), task, wanted.recipe)
+    return lambda folder, step, model: replace(looks, out=folder)(step, model)
 
 
 def show_report(
@@ -163,8 +174,8 @@ def _row(found: "xarray.Dataset", at: int) -> list[Cell]:
 
 
 def _times(ratio: float) -> str:
-    """How many times as much; never where it was not reached by half of the seeds."""
-    return "never" if ratio == float("inf") else f"{fixed(ratio, 2)} ×"
+    """How many times as much; never where it was not reached by half of the seeds; nothing where the baseline was there at once."""
+    return "never" if ratio == float("inf") else "" if ratio != ratio else f"{fixed(ratio, 2)} ×"
 
 
 def speed_table(found: "xarray.Dataset", speeds: dict[str, float]) -> Table:
