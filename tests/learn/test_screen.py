@@ -14,13 +14,16 @@ from rheoscope.learn.along import learned
 from rheoscope.learn.finished import model_of
 from rheoscope.learn.job import from_mapping, from_toml
 from rheoscope.learn.race import Race
-from rheoscope.learn.result import result
+from rheoscope.learn.report_page import geometry
+from rheoscope.learn.result import looks, result
 from rheoscope.learn.screen import Screen
 from rheoscope.learn.telling import note
 from rheoscope.models.recipes import tiny
+from rheoscope.report.picture import Line
 from rheoscope.shapes import RheoscopeError
 from tests.learn.test_telling import TEXT
 
+RACES = Path(__file__).parents[2] / "benchmarks" / "races"
 JOB = """
 recipe = "encoder"
 mechanisms = ["tied", "untied+asymmetry=1"]
@@ -66,7 +69,7 @@ def test_each_races_at_its_best_rate_of_the_screen_with_other_seeds(raced: tuple
     assert {line["rate"] for line in kept.logs(out)} == {1e-2}
     found = result(out)
     assert found.loss_by_rate.isnull().values.tolist() == [[True, False]] * 3
-    assert "best of 2 rates, chosen on seeds 0, 1, judged on seeds 2, 3, 4" in note(found)
+    assert "best of 2 rates, chosen on seeds 0, 1, judged on seeds 2 to 4" in note(found)
     assert "Held-out loss after 8 steps, 3 seeds" in told.output
 
 
@@ -119,6 +122,22 @@ def test_a_job_says_what_is_typed(tmp_path: Path) -> None:
 def test_a_job_that_is_none_is_refused(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(RheoscopeError, match=said):
         from_mapping({"recipe": "tiny", "mechanisms": ["tied"], "data": ["a"]} | changed)
+
+
+@pytest.mark.parametrize("file", sorted(RACES.glob("*.toml")), ids=lambda file: file.stem)
+def test_the_races_of_the_results_are_races(file: Path) -> None:
+    job = from_mapping(from_toml(file))
+    shorter = job.shorter()
+    assert shorter is not None
+    assert len(job.race().packs()) >= 9
+    assert shorter.race(job.race()).recipe.steps <= job.of().steps / 4
+
+
+def test_the_page_draws_what_was_seen(raced: tuple[Path, Any]) -> None:
+    drawn = {panel.title: panel for panel in geometry(looks(raced[0])).panels}
+    tied = next(mark for mark in drawn["Symmetry"].marks if isinstance(mark, Line) and mark.name == "tied")
+    assert list(tied.x) == [0, 8]
+    assert list(tied.y) == pytest.approx([1, 1])
 
 
 def test_a_screen_is_shorter() -> None:

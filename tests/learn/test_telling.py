@@ -13,7 +13,7 @@ from rheoscope.learn import kept, telling
 from rheoscope.learn.curves import compare
 from rheoscope.learn.report_page import page_of, picture
 from rheoscope.learn.result import FIELDS, dataset, result
-from rheoscope.report.picture import Line
+from rheoscope.report.picture import Line, Shape
 from rheoscope.shapes import RheoscopeError
 from tests.learn.test_curves import curves
 
@@ -169,11 +169,18 @@ def test_the_table_says_what_the_numbers_are() -> None:
 def test_the_page_draws_the_dial() -> None:
     found = raced_by_hand()
     panels = {panel.title: panel for panel in picture(found).panels}
-    assert len(panels) == 5
+    assert len(panels) == 6
+    told = [mark.tip for mark in panels["Who is ahead"].marks if isinstance(mark, Shape)]
+    assert told[0].startswith("untied+asymmetry=10: +0.20")  # places count from below
+    assert told[0].endswith("behind")
     dial = panels["Final loss along the dial: asymmetry"]
     line = next(mark for mark in dial.marks if isinstance(mark, Line) and mark.name == "asymmetry")
     assert list(line.x) == [0.1, 10]
     assert list(line.y) == pytest.approx([0.02, 0.2025])
+    soon = panels["Tokens along the dial: asymmetry"]
+    assert "which all reach" in soon.about
+    slower = next(mark for mark in soon.marks if isinstance(mark, Line) and mark.name == "asymmetry")
+    assert 1 < slower.y[0] < slower.y[1] < float("inf")
     html = page_of(found, {"untied": 100.0, "sink": 50.0}, "by hand").html()
     assert "2.00 ×" in html
     assert "along the dial" in html

@@ -169,7 +169,11 @@ def tokens_to(target: float, curves: Curves) -> Float[Tensor, " s"]:
     >>> tokens_to(2.5, told).tolist()
     [150.0, inf]
     """
-    tokens, loss = torch.tensor(curves.tokens, dtype=torch.float64), curves.loss.double()
+    return first_at(target, torch.tensor(curves.tokens, dtype=torch.float64), curves.loss.double())
+
+
+def first_at(target: float, tokens: Float[Tensor, " t"], loss: Float[Tensor, "s t"]) -> Float[Tensor, " s"]:
+    """The same of losses by themselves."""
     there = loss <= target  # NaN is not
     first = there.double().argmax(-1)
     before = (first - 1).clamp(min=0)

@@ -1,6 +1,7 @@
 """What a race found as a labelled Dataset: every number of the table, every curve, what was chosen; and how long it took, apart."""
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 
 from rheoscope.learn.curves import Found, Row, compare, median, read
 from rheoscope.learn.entrants import BASELINE
-from rheoscope.learn.kept import packs_of, read_race, speeds_of
+from rheoscope.learn.kept import looks_of, packs_of, read_race, speeds_of
 
 if TYPE_CHECKING:
     import xarray
@@ -96,10 +97,22 @@ def dataset(found: Found, told: dict[str, Any]) -> "xarray.Dataset":
     before = range(told["first_seed"]) if told["chosen"] else found.chosen
     facts = {
         "analysis": "race", "baseline": BASELINE, "target": found.target, "steps": last, "steps_planned": steps, "seeds": told["seeds"],
-        "rates_chosen_on": ", ".join(map(str, before)), "judged_on": ", ".join(map(str, found.judged)),
+        "rates_chosen_on": in_words(before), "judged_on": in_words(found.judged),
         "recipe": str(told["recipe"]), "data": told["data"],
     }  # fmt: skip
     return xr.Dataset(arrays, places, facts)
+
+
+def in_words(seeds: Sequence[int]) -> str:
+    """The numbers of seeds, briefly where they follow each other.
+
+    >>> in_words([0, 1, 2, 3]), in_words([4, 6])
+    ('0 to 3', '4, 6')
+    """
+    row = list(seeds)
+    return (
+        f"{row[0]} to {row[-1]}" if len(row) > 2 and row == [*range(row[0], row[-1] + 1)] else ", ".join(map(str, row))
+    )
 
 
 def _numbers(row: Row, base: Row, judged: list[int]) -> dict[str, float | str | int]:
@@ -139,3 +152,10 @@ def times(out: Path) -> dict[str, float]:
         if speeds:
             found[entrant] = statistics.median(speeds)
     return found
+
+
+def looks(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """What was seen of the first seed of every entrant that was looked at, at its best rate."""
+    chosen = {row.curves.entrant: row.curves.rate for row in compare(read(out)).rows}
+    found = {entrant: looks_of(out, entrant, rate) for entrant, rate in chosen.items()}
+    return {entrant: seen for entrant, seen in found.items() if seen}

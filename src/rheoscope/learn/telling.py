@@ -14,7 +14,7 @@ from rheoscope.learn.entrants import ENTRANTS
 from rheoscope.learn.job import Job, from_mapping, from_toml
 from rheoscope.learn.kept import DATA, SCREEN, write_logs
 from rheoscope.learn.race import Look, Race, Tell, race
-from rheoscope.learn.result import FIELDS, result, times
+from rheoscope.learn.result import FIELDS, looks, result, times
 from rheoscope.models.recipes import setting
 from rheoscope.models.sources import corpus_for
 from rheoscope.models.task import Task, task_of
@@ -113,7 +113,7 @@ def show_report(
     if html is not None:
         from rheoscope.learn.report_page import page_of
 
-        said.append(page_of(found, speeds, out.resolve().stem).save(html))
+        said.append(page_of(found, speeds, out.resolve().stem, looks(out)).save(html))
     terminal.files(said)
 
 
