@@ -11,7 +11,10 @@ Name = Annotated[str | None, typer.Argument(help="A recipe, before any option; s
 Mechanisms = Annotated[str, typer.Option(metavar="A,B,…", help="Who races against the baseline; see --list.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, paired: a seed is one data order and one start.")]
 Rates = Annotated[str, typer.Option(metavar="A,B,…", help="Learning rates that each may choose from.")]
-Data = Annotated[list[Path] | None, typer.Option(help="Text files or a prepared directory, as for train.")]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(help="Text files or a prepared directory, as for train; two_moons and digits need none."),
+]
 Out = Annotated[Path | None, typer.Option(help="Directory of the race; one that is there goes on.")]
 HeldOut = Annotated[list[Path] | None, typer.Option(help="Files to measure on (default: a share of --data).")]
 HeldOutTokens = Annotated[int, typer.Option(min=1, help="Held-out tokens that are measured, the first ones.")]
@@ -61,13 +64,13 @@ def race(
         show_entrants()
     elif report is not None:
         show_report(report, target, halves, json, csv, html, explain)
-    elif recipe is None or not data or out is None or not mechanisms:
+    elif recipe is None or out is None or not mechanisms:
         raise typer.BadParameter(
             "type rheoscope race RECIPE --mechanisms A,B --data FILE… --out DIR, --report DIR, or --list"
         )
     else:
         budget = seeds, _numbers(rates), held_out or (), settings or (), steps, held_out_tokens, device, deterministic
-        if show_race(recipe, _words(mechanisms), data, out, *budget):
+        if show_race(recipe, _words(mechanisms), data or (), out, *budget):
             show_report(out, target, halves, json, csv, html, explain)
 
 

@@ -14,8 +14,7 @@ from rheoscope.learn.kept import DATA
 from rheoscope.learn.race import Race, Tell, race
 from rheoscope.learn.result import FIELDS, result, times
 from rheoscope.models.recipes import recipe, setting
-from rheoscope.models.sources import corpus_for
-from rheoscope.models.task import task_of
+from rheoscope.models.sources import check_data, task_for
 from rheoscope.models.train import placed
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_tables, save_csv
@@ -66,12 +65,12 @@ def show_race(
         raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
     asked = Race(wanted, tuple(mechanisms), seeds, tuple(rates), held_out_tokens)
     asked.packs()  # a name that is not known is told before anything is prepared
+    check_data(name, [*data, *held_out])
     with placed(device) as place:
         with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
-            corpus = corpus_for(wanted, data, held_out, out / DATA, place, told)
+            task, _ = task_for(name, wanted, data, held_out, out / DATA, place, told)
         try:
             with racing(place.first) as tell:
-                task = task_of(corpus, wanted)
                 race(asked, task, out, device, deterministic=deterministic, tell=tell, say=_say)
         except KeyboardInterrupt:
             _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
