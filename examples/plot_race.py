@@ -51,7 +51,7 @@ def forest(races: dict[str, Any]) -> Any:
     ranked = sorted(free(first), key=lambda name: float(first.difference.sel(entrant=name)))
     names = ranked + [name for one in races.values() for name in free(one) if name not in ranked]
     names = list(dict.fromkeys(names))
-    figure = new_figure(1.7 + 2.0 * len(races), 0.6 + 0.24 * len(names))
+    figure = new_figure(1.7 + 2.0 * len(races), max(1.8, 0.6 + 0.24 * len(names)))
     every = np.atleast_1d(figure.subplots(1, len(races), sharey=True))
     for axes, (name, found) in zip(every, races.items(), strict=True):
         axes.axvline(0, color=MUTED, lw=0.8)
@@ -188,7 +188,7 @@ def targets(file: Path, found: Any) -> Any:
     rows = soon.sel(entrant=names)
     slower = np.array([speeds.get(BASELINE, np.nan) / speeds.get(name, np.nan) for name in names])
     dear = rows.flops_ratio.values / rows.tokens_ratio.values
-    figure = new_figure(8.2, 0.9 + 0.24 * len(names))
+    figure = new_figure(8.2, max(2.0, 0.9 + 0.24 * len(names)))
     every = figure.subplots(1, 3, sharey=True, sharex=True)
     for axes, factor, what in zip(
         every, (np.ones(len(names)), dear, slower), ("tokens", "FLOPs", "time on this machine"), strict=True

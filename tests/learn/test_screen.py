@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -155,3 +156,15 @@ def test_entrants_may_join_a_screened_race(raced: tuple[Path, Any]) -> None:
     )
     assert joined["chosen"] == before["chosen"] | {"gated": 1e-5}
     assert joined["mechanisms"] == [*before["mechanisms"], "gated"]
+
+
+def test_figures_are_drawn_of_a_race(raced: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(__file__).parents[2] / "examples" / "plot_race.py"
+    plotting = run_path(str(file))
+    kept.write_logs(raced[0], tmp_path / "logs.json")
+    monkeypatch.setattr("sys.argv", ["plot_race.py", str(tmp_path / "logs.json"), "--out", str(tmp_path / "figures")])
+    plotting["main"]()
+    assert {one.name for one in (tmp_path / "figures").iterdir()} == {
+        "race-differences.png", "race-curves.png", "race-logs-target.png", "race-logs-geometry.png"
+    }  # fmt: skip
+    assert plotting["spread"]([0.0, 0.01, 1.0], 0.1) == pytest.approx([-0.03, 0.07, 0.97])
