@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.report.options import Csv, Explain, Html, Json
+from rheoscope.report.options import Address, Csv, Explain, Html, Json, Threads, Workers
 
 Name = Annotated[str | None, typer.Argument(help="A recipe, before any option; see rheoscope train --list.")]
 Mechanisms = Annotated[str, typer.Option(metavar="A,B,…", help="Who races against the baseline; see --list.")]
@@ -43,6 +43,9 @@ def race(
     steps: Steps = None,
     device: DeviceName = None,
     deterministic: Deterministic = False,
+    workers: Workers = None,
+    address: Address = None,
+    threads: Threads = None,
     report: Report = None,
     target: Target = None,
     halves: Halves = False,
@@ -55,7 +58,8 @@ def race(
     """Race ways to attend: the same budget, data order and start for each seed; who is ahead, behind, or cannot be told.
 
     Examples:  rheoscope race --list    ·    rheoscope race tiny --mechanisms metric,qk_norm --seeds 4 --data book.txt --out run
-    ·    rheoscope race tiny --mechanisms metric --rates 1e-3,3e-3 --data book.txt --out run
+    ·    rheoscope race tiny --mechanisms metric --rates 1e-3,3e-3 --data book.txt --out run --workers 8
+    ·    rheoscope race two_moons --mechanisms metric,tied --out moons
     ·    rheoscope race --report run --html race.html
     """
     from rheoscope.learn.telling import show_entrants, show_race, show_report
@@ -70,7 +74,8 @@ def race(
         )
     else:
         budget = seeds, _numbers(rates), held_out or (), settings or (), steps, held_out_tokens, device, deterministic
-        if show_race(recipe, _words(mechanisms), data or (), out, *budget):
+        cluster = workers, address, threads
+        if show_race(recipe, _words(mechanisms), data or (), out, *budget, *cluster):
             show_report(out, target, halves, json, csv, html, explain)
 
 

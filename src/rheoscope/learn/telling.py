@@ -11,11 +11,12 @@ from rheoscope.files import check_outputs, undone
 from rheoscope.learn.curves import AHEAD, BEHIND
 from rheoscope.learn.entrants import ENTRANTS
 from rheoscope.learn.kept import DATA
-from rheoscope.learn.race import Race, Tell, race
+from rheoscope.learn.race import Race, Tell, Way, race
 from rheoscope.learn.result import FIELDS, result, times
+from rheoscope.learn.spread import race_spread
 from rheoscope.models.recipes import recipe, setting
 from rheoscope.models.sources import check_data, task_for
-from rheoscope.models.train import placed
+from rheoscope.models.train import Place, placed
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_tables, save_csv
 from rheoscope.report.duration import in_words
@@ -26,6 +27,7 @@ from rheoscope.report.telling import Cell, Table, cells
 from rheoscope.report.terminal import Terminal
 from rheoscope.report.training import preparing
 from rheoscope.shapes import RheoscopeError
+from rheoscope.spread import how_many, set_threads
 
 if TYPE_CHECKING:
     import xarray
@@ -56,6 +58,9 @@ def show_race(
     held_out_tokens: int = 100_000,
     device: str | None = None,
     deterministic: bool = False,
+    workers: int | None = None,
+    address: str | None = None,
+    threads: int | None = None,
 ) -> bool:
     """Prepare the data, race or go on racing; gives whether this process is the one that tells of it."""
     changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
@@ -69,13 +74,28 @@ def show_race(
     with placed(device) as place:
         with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
             task, _ = task_for(name, wanted, data, held_out, out / DATA, place, told)
+        many = how_many_workers(workers, address, device, place)
         try:
             with racing(place.first) as tell:
-                race(asked, task, out, device, deterministic=deterministic, tell=tell, say=_say)
+                if many:
+                    way = Way(deterministic=deterministic)
+                    race_spread(asked, task, out, many, address, threads, device, way, tell, _say)
+                else:
+                    set_threads(threads)
+                    race(asked, task, out, device, deterministic=deterministic, tell=tell, say=_say)
         except KeyboardInterrupt:
             _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
             raise SystemExit(130) from None
         return place.first
+
+
+def how_many_workers(workers: int | None, address: str | None, device: str | None, place: Place) -> int:
+    """How many by Ray, 0 for none; under `torchrun` the processes are there already."""
+    if place.world == 1:
+        return how_many(workers, address, device)
+    if workers or address:
+        raise RheoscopeError("torchrun and Ray both share out a race; type --workers without torchrun, or leave it out")
+    return 0
 
 
 def show_report(
