@@ -45,10 +45,10 @@ browser:
 	$(INSTALL) browser test
 	$(BIN)python .ci/browser.py $(ARGS)
 
-# Corpora on Ray: a cluster of two nodes on this machine, of which parts are killed. Without Ray, make test says that it leaves these out.
+# Corpora and races on Ray: a cluster of two nodes on this machine, of which parts are killed. Without Ray, make test says that it leaves these out.
 cluster:
 	$(INSTALL) test corpus
-	OMP_NUM_THREADS=1 $(BIN)python -m pytest tests/corpus/test_spread.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)python -m pytest tests/corpus/test_spread.py tests/learn/test_spread.py $(ARGS)
 
 # The pictures of the studio's guide, after make studio.
 pictures:

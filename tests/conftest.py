@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from xdist import is_xdist_controller, is_xdist_worker
 
+from tests.cluster import cluster, head  # noqa: F401 - fixtures
 from tests.outcomes import Outcomes
 from tests.processes import ended
 
@@ -43,6 +44,7 @@ UNCHECKED = (
     "tests/first_day/",
     "tests/flow/dynamics/test_bench.py",
     "tests/laws/",
+    "tests/learn/test_spread.py",
     "tests/learn/test_small_tasks.py::test_a_few_steps_beat_chance",
     "tests/models/test_linked.py::test_a_wrong_description_is_refused",
     "tests/models/test_linked.py::test_logits_are_those_of_the_untouched_module",

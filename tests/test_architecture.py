@@ -36,7 +36,7 @@ LAYERS = [
     ["models", "pretrained", "flow", "covers"],
     ["space"],
     ["attention"],
-    ["files", "cards"],
+    ["files", "cards", "spread"],
     ["shapes"],
 ]
 DEPTH = {room: depth for depth, row in enumerate(LAYERS) for room in row}

@@ -1,17 +1,14 @@
-"""Ray: the same bytes by workers of two nodes, and whatever is killed on the way. One cluster of two raylets serves all of it."""
+"""Ray: the same bytes by workers of two nodes, and whatever is killed on the way."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from rheoscope.corpus.driving import drive, resume
@@ -19,29 +16,12 @@ from rheoscope.corpus.job import Job
 from rheoscope.corpus.shards import done
 from rheoscope.corpus.spread import spread
 from rheoscope.shapes import RheoscopeError
+from tests.cluster import workers
 from tests.corpus.cases import content, job, lines, text_file, tiny_model
 
-ray = pytest.importorskip("ray", reason="needs Ray: pip install 'rheoscope[corpus]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'rheoscope[corpus]'")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Two nodes with a slot each, and one more for who takes the place of the dead."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
-        patch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
-        memory = {"object_store_memory": 80 * 2**20}
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False} | memory)
-        made.add_node(num_cpus=1, **memory)
-        ray.init(address=made.address, log_to_driver=False, logging_level="error")
-        yield made
-        ray.shutdown()
-        made.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +35,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
 
 def two(asked: Job, folder: Path) -> Any:
     return spread(asked, folder, workers=2, threads=1)
-
-
-def workers() -> list[psutil.Process]:
-    """The processes of our actors; each is a child of the raylet of its node."""
-    return [one for one in psutil.Process().children(recursive=True) if _called(one).startswith("ray::Actor")]
-
-
-def _called(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
@@ -103,6 +71,7 @@ from functools import partial
 from pathlib import Path
 from rheoscope.corpus.driving import drive
 from rheoscope.corpus.spread import spread
+from tests.cluster import workers
 from tests.corpus.cases import job
 engine = partial(spread, workers=1, threads=1, address=sys.argv[4])
 drive(job(sys.argv[1], sys.argv[2], shard=200), Path(sys.argv[3]), engine)

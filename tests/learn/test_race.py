@@ -2,7 +2,9 @@
 
 import json
 import os
+import pickle
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,8 +16,10 @@ import torch
 
 from rheoscope.learn import kept
 from rheoscope.learn.finished import model_of
-from rheoscope.learn.race import Race, Running, ahead, race
+from rheoscope.learn.race import USUAL, Race, ahead, fitting, race, running, share
 from rheoscope.learn.result import result
+from rheoscope.learn.spread import ended, opened, race_spread
+from rheoscope.learn.telling import how_many_workers
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Batch, evaluate
 from rheoscope.models.train import Place
@@ -318,15 +322,40 @@ def test_processes_share_a_race(undisturbed: Path, tmp_path: Path) -> None:
     out, seen = tmp_path / "out", []
     kept.same_race(out, small().told(Letters()))
     for rank in (1, 0):
-        with ThreadPoolExecutor(1) as writer:
-            place = Place(torch.device("cpu"), rank, world=2)
-            running = Running(
-                small(), Letters(), out, place, False, True, lambda *told: None, lambda line: None, writer
-            )
-            running.run()
-            seen.append([pack.entrant for pack in running.packs])
+        place = Place(torch.device("cpu"), rank, world=2)
+        with running(small(), Letters(), out, place, USUAL) as here:
+            here.run(mine := share(small().packs(), place))
+        seen.append([pack.entrant for pack in mine])
     assert seen == [["tied"], ["untied"]]
     assert files(out) == files(undisturbed)
+
+
+def test_packs_one_by_one_in_any_order_give_the_same_files(undisturbed: Path, tmp_path: Path) -> None:
+    """What a worker of a cluster does, in this process."""
+    out = tmp_path / "out"
+    asked = fitting(small(), Letters())
+    kept.same_race(out, asked.told(Letters()))
+    racer = opened(asked, pickle.loads(pickle.dumps(Letters())), out, "cpu", USUAL)
+    with racer.kept_open:
+        for pack in reversed(asked.packs()):
+            assert not ended(out, pack)
+            assert racer.work(None, pickle.loads(pickle.dumps(pack)), None).pack == pack
+            assert ended(out, pack)
+    assert racer.facts["device"] == "cpu"
+    assert files(out) == files(undisturbed)
+
+
+def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RheoscopeError, match=r"pip install 'rheoscope\[corpus\]', or --workers 0"):
+        race_spread(small(), Letters(), tmp_path / "out", workers=2)
+
+
+def test_torchrun_and_ray_are_not_both(undisturbed: Path) -> None:
+    place = Place(torch.device("cpu"), 0, world=2)
+    assert how_many_workers(None, None, "cpu", place) == 0
+    with pytest.raises(RheoscopeError, match="torchrun and Ray both share out a race"):
+        how_many_workers(2, None, "cpu", place)
 
 
 def test_what_a_race_asks_of_torch_it_gives_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

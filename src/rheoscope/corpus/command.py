@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.report.options import Dtype, ModelName
+from rheoscope.report.options import Address, Dtype, ModelName, Threads, Workers
 from rheoscope.report.several import Several
 
 corpus = typer.Typer(
@@ -13,15 +13,6 @@ corpus = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="0: this process, without Ray; else so many by Ray (default: one for each GPU, 0 where there are fewer than 2).",
-    ),
-]
-Address = Annotated[str | None, typer.Option(help="A Ray cluster (default: this machine).")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each worker (default: the cores, shared out).")]
 Names = Annotated[
     str | None, typer.Option(metavar="A,B,…", help="The analyses (default: a cheap set); see rheoscope analyses.")
 ]

@@ -16,6 +16,7 @@ from rheoscope.corpus.shards import done, files_of_table, opened, shards_of
 from rheoscope.report.console import console
 from rheoscope.report.table import csv_text
 from rheoscope.shapes import RheoscopeError
+from rheoscope.spread import how_many, set_threads
 
 
 def run(job: Job, folder: Path, workers: int | None, address: str | None, threads: int | None) -> None:
@@ -41,19 +42,13 @@ def _several(count: int, what: str) -> str:
 
 
 def _engine(job: Job, workers: int | None, address: str | None, threads: int | None) -> Any:
-    """This process, or Ray: where nobody says, as many workers as there are GPUs, if these are several and no model takes all of them."""
-    import torch
-
-    several = torch.cuda.device_count() if torch.cuda.device_count() > 1 and job.device != "auto" else 0
-    wanted = several if workers is None else workers
-    if not wanted and address is not None:
-        wanted = 1
+    """This process, or Ray."""
+    wanted = how_many(workers, address, job.device)
     if wanted:
         from rheoscope.corpus.spread import spread
 
         return partial(spread, workers=wanted, address=address, threads=threads)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     return here
 
 

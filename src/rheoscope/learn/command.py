@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.report.options import Csv, Explain, Html, Json
+from rheoscope.report.options import Address, Csv, Explain, Html, Json, Threads, Workers
 
 Name = Annotated[str | None, typer.Argument(help="A recipe, before any option; see rheoscope train --list.")]
 Mechanisms = Annotated[str, typer.Option(metavar="A,B,…", help="Who races against the baseline; see --list.")]
@@ -68,6 +68,9 @@ def race(
     job: JobFile = None,
     device: DeviceName = None,
     deterministic: Deterministic = False,
+    workers: Workers = None,
+    address: Address = None,
+    threads: Threads = None,
     report: Report = None,
     target: Target = None,
     halves: Halves = False,
@@ -81,7 +84,8 @@ def race(
     """Race ways to attend: the same budget, data order and start for each seed; who is ahead, behind, or cannot be told.
 
     Examples:  rheoscope race --list    ·    rheoscope race tiny --mechanisms metric,qk_norm --seeds 4 --data book.txt --out run
-    ·    rheoscope race tiny --mechanisms metric --rates 1e-3,3e-3 --screen 4x50 --data book.txt --out run
+    ·    rheoscope race tiny --mechanisms metric --rates 1e-3,3e-3 --screen 4x50 --data book.txt --out run --workers 8
+    ·    rheoscope race two_moons --mechanisms metric,tied --out moons
     ·    rheoscope race --job race.toml --out run    ·    rheoscope race --report run --html race.html
     """
     from rheoscope.learn.telling import asked, show_entrants, show_race, show_report
@@ -99,7 +103,7 @@ def race(
             "recipe": recipe, "mechanisms": _words(mechanisms), "seeds": seeds, "rates": _numbers(rates), "screen": screen, "data": data,
             "held_out": held_out, "held_out_tokens": held_out_tokens, "steps": steps, "look": look,
         }  # fmt: skip
-        if show_race(asked(job, typed, settings or []), out, device, deterministic):
+        if show_race(asked(job, typed, settings or []), out, device, deterministic, workers, address, threads):
             show_report(out, target, halves, logs, json, csv, html, explain)
 
 

@@ -124,10 +124,28 @@ class Pack:
         """What one seed reads in one step."""
         return self.recipe.batch * self.recipe.context
 
+    @property
+    def whole(self) -> int:
+        """What all its seeds read in all steps."""
+        return self.recipe.steps * self.tokens * len(self.seeds)
+
+    @property
+    def name(self) -> str:
+        """As a person is told of it."""
+        return f"{self.entrant} at {self.recipe.rate:g}"
+
     @cached_property
     def flops(self) -> int:
         """What that costs."""
         return self.tokens * flops(self.recipe.config, self.recipe.context)
+
+
+def _untold(tokens: int, total: int, what: str) -> None:
+    """Nobody watches."""
+
+
+def _unsaid(line: str) -> None:
+    """Nobody listens."""
 
 
 def race(
@@ -138,8 +156,8 @@ def race(
     compiled: bool | None = None,
     packed: bool = True,
     deterministic: bool = False,
-    tell: Tell = lambda tokens, total, what: None,
-    say: Say = lambda line: None,
+    tell: Tell = _untold,
+    say: Say = _unsaid,
     look: Look | None = None,
 ) -> None:
     """Train every entrant at every rate with every seed; the logs lie in `out`, `curves.read` and `rheoscope race --report` tell of them.
@@ -151,25 +169,62 @@ def race(
     it is `deterministic`, which takes longer; packed seeds learn what each would alone, to rounding; a seed that diverges is logged as
     diverged and the others of its pack go on.
 
-    **Many GPUs** under `torchrun` every process takes its share of the entrants, on a device of its own, into one folder.
+    **Many GPUs** under `torchrun` every process takes its share of the entrants, on a device of its own, into one folder;
+    `learn.spread.race_spread` gives one pack after the other to workers of a Ray cluster.
 
     **Siblings** `models.train.train` trains one model and keeps the best of it.
     """
-    asked = replace(asked, recipe=replace(asked.recipe, config=asked.recipe.config.but(vocabulary=task.vocabulary)))
-    task.check(asked.recipe)
-    with placed(device) as place, ThreadPoolExecutor(1) as writer:
+    asked = fitting(asked, task)
+    with placed(device) as place:
         if place.first:
             kept.same_race(out, asked.told(task))
         place.wait()
-        compiled = place.device.type == "cuda" if compiled is None else compiled
-        with many_graphs(compiled), rounding_alike(deterministic):
-            Running(asked, task, out, place, compiled, packed, tell, say, look, writer).run()
+        way = Way(compiled, packed, deterministic, look)
+        with running(asked, task, out, place, way, tell, say) as here:
+            here.run(share(asked.packs(), place))
         place.wait()
+
+
+def fitting(asked: Race, task: Task) -> Race:
+    """The race with models for the vocabulary of its task, which is checked."""
+    asked = replace(asked, recipe=replace(asked.recipe, config=asked.recipe.config.but(vocabulary=task.vocabulary)))
+    task.check(asked.recipe)
+    return asked
+
+
+def share(packs: Sequence[Pack], place: Place) -> list[Pack]:
+    """Those of one process of several: entrants are dealt out, each with all its rates."""
+    names = list(dict.fromkeys(pack.entrant for pack in packs))
+    return [pack for pack in packs if names.index(pack.entrant) % place.world == place.rank]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How packs are trained, whatever they are: compiled (None: on a GPU), all seeds as one, with the same rounding each time."""
+
+    compiled: bool | None = None
+    packed: bool = True
+    deterministic: bool = False
+    look: Look | None = None
+    """What looks at the first seed of every entrant where it is measured."""
+
+
+USUAL = Way()
+
+
+@contextmanager
+def running(
+    asked: Race, task: Task, out: Path, place: Place, way: Way, tell: Tell = _untold, say: Say = _unsaid
+) -> "Iterator[Running]":
+    """What trains packs of a race at one place, while torch is as the race needs it."""
+    compiled = place.device.type == "cuda" if way.compiled is None else way.compiled
+    with ThreadPoolExecutor(1) as writer, many_graphs(compiled), rounding_alike(way.deterministic):
+        yield Running(asked, task, out, place, compiled, way.packed, tell, say, way.look, writer)
 
 
 @dataclass(eq=False)
 class Running:
-    """A race on one device, or this process's share of one."""
+    """Packs of a race on one device, all of them or some."""
 
     asked: Race
     task: Task
@@ -185,23 +240,18 @@ class Running:
     writing: Path | None = None
     learners: dict[str, list[Learner]] = field(default_factory=dict)
     done: int = 0
+    whole: int = 0
 
     @property
     def device(self) -> torch.device:
         return self.place.device
 
-    @cached_property
-    def packs(self) -> list[Pack]:
-        """Those of this process: entrants are dealt out, each with all its rates."""
-        every = self.asked.packs()
-        names = list(dict.fromkeys(pack.entrant for pack in every))
-        return [pack for pack in every if names.index(pack.entrant) % self.place.world == self.place.rank]
-
-    def run(self) -> None:
-        """Every pack to every mark, in turns; one is kept while the next one trains."""
-        packs = [(pack, kept.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in self.packs]
+    def run(self, some: Sequence[Pack]) -> None:
+        """Every one of these packs to every mark, in turns; one is kept while the next one trains."""
+        packs = [(pack, kept.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in some]
         stand = [kept.step_of(kept.lines_of(folder)) or 0 for _, folder in packs]
         self.done = sum(step * pack.tokens * len(pack.seeds) for step, (pack, _) in zip(stand, packs, strict=True))
+        self.whole = sum(pack.whole for pack in some)
         for mark in self.asked.marks():
             for pack, folder in packs:
                 if folder == self.writing:
@@ -279,15 +329,13 @@ class Running:
         """Steps up to a mark: the mean loss of each seed on the way, and the step at which it was no number, 0 where it was one."""
         total = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.float64)
         broke = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.long)
-        whole = self.asked.recipe.steps * pack.tokens * len(pack.seeds) * len(self.packs)
-        what = f"{pack.entrant} at {pack.recipe.rate:g}"
         with ThreadPoolExecutor(1) as reader:
             for at, (batch, tokens) in ahead(reader, lambda at: self._work(pack, learner, at), step, mark):
                 losses = learner.step(pack.recipe, at, batch, tokens)
                 total += losses
                 broke = torch.where((broke == 0) & ~losses.isfinite(), at + 1, broke)
                 self.done += pack.tokens * len(learner.seeds)
-                self.tell(self.done, whole, what)
+                self.tell(self.done, self.whole, pack.name)
         return (total / (mark - step)).float(), broke
 
     def _work(self, pack: Pack, learner: Learner, step: int) -> Work:

@@ -120,7 +120,7 @@ def _at_the_end(found: "xarray.Dataset") -> Panel:
     """Differences with their intervals, the best on top; the colour is the verdict."""
     order = sorted(range(1, found.sizes["entrant"]), key=lambda at: -float(found.difference[at]))
     names = [_names(found)[at] for at in order]
-    marks: list[Line | Shape | Cells | Word] = []
+    marks: list[Mark] = []
     for place, at in enumerate(order):
         one = found.isel(entrant=at)
         low, mean, high = (float(one[name]) for name in ("difference_low", "difference", "difference_high"))

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,13 @@ from rheoscope.learn.curves import AHEAD, BEHIND
 from rheoscope.learn.entrants import ENTRANTS
 from rheoscope.learn.job import Job, from_mapping, from_toml
 from rheoscope.learn.kept import DATA, SCREEN, write_logs
-from rheoscope.learn.race import Look, Race, Tell, race
+from rheoscope.learn.race import Look, Race, Tell, Way, race
 from rheoscope.learn.result import FIELDS, looks, result, times
+from rheoscope.learn.spread import race_spread
 from rheoscope.models.recipes import setting
 from rheoscope.models.sources import check_data, task_for
 from rheoscope.models.task import Task
-from rheoscope.models.train import placed
+from rheoscope.models.train import Place, placed
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_tables, save_csv
 from rheoscope.report.duration import in_words
@@ -28,6 +28,8 @@ from rheoscope.report.tell.short import fixed, plural, short
 from rheoscope.report.telling import Cell, Table, cells
 from rheoscope.report.terminal import Terminal
 from rheoscope.report.training import preparing
+from rheoscope.shapes import RheoscopeError
+from rheoscope.spread import how_many, set_threads
 
 if TYPE_CHECKING:
     import xarray
@@ -56,7 +58,15 @@ def asked(job: Path | None, typed: Mapping[str, Any], settings: Sequence[str]) -
     return from_mapping(told | given | {"set": told.get("set", {}) | dict(setting(one) for one in settings)})
 
 
-def show_race(job: Job, out: Path, device: str | None = None, deterministic: bool = False) -> bool:
+def show_race(
+    job: Job,
+    out: Path,
+    device: str | None = None,
+    deterministic: bool = False,
+    workers: int | None = None,
+    address: str | None = None,
+    threads: int | None = None,
+) -> bool:
     """Prepare the data, race or go on racing; gives whether this process is the one that tells of it."""
     wanted, shorter = job.race(), job.shorter()
     wanted.packs()  # a name that is not known is told before anything is prepared
@@ -65,13 +75,22 @@ def show_race(job: Job, out: Path, device: str | None = None, deterministic: boo
     with placed(device) as place:
         with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
             task, _ = task_for(job.recipe, wanted.recipe, job.data, job.held_out, out / DATA, place, told)
+        many = how_many_workers(workers, address, device, place)
+
+        def run(asked: Race, where: Path, tell: Tell, look: Look | None = None) -> None:
+            if many:
+                way = Way(deterministic=deterministic, look=look)
+                race_spread(asked, task, where, many, address, threads, device, way, tell, _say)
+            else:
+                race(asked, task, where, device, deterministic=deterministic, tell=tell, say=_say, look=look)
+
         try:
+            set_threads(None if many else threads)
             with racing(place.first) as tell:
-                run = partial(race, task=task, device=device, deterministic=deterministic, tell=tell, say=_say)
                 if shorter is not None and before is not None:
-                    run(before, out=out / SCREEN)
+                    run(before, out / SCREEN, tell)
                     wanted = shorter.then(wanted, out / SCREEN)
-                run(wanted, out=out, look=looking(job.look, wanted, task) if job.look else None)
+                run(wanted, out, tell, looking(job.look, wanted, task) if job.look else None)
         except KeyboardInterrupt:
             _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
             raise SystemExit(130) from None
@@ -84,6 +103,15 @@ def looking(at: Sequence[int], wanted: Race, task: Task) -> Look:
 
     looks = Looks.of(at, Path(), task, wanted.recipe)
     return lambda folder, step, model: replace(looks, out=folder)(step, model)
+
+
+def how_many_workers(workers: int | None, address: str | None, device: str | None, place: Place) -> int:
+    """How many by Ray, 0 for none; under `torchrun` the processes are there already."""
+    if place.world == 1:
+        return how_many(workers, address, device)
+    if workers or address:
+        raise RheoscopeError("torchrun and Ray both share out a race; type --workers without torchrun, or leave it out")
+    return 0
 
 
 def show_report(

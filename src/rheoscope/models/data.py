@@ -10,7 +10,7 @@ Nothing remembers where a run is: a run that is taken up again at step s asks fo
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -64,6 +64,12 @@ class Corpus:
     vocabulary: int
     held_out_bytes: int
     tokenizer: Path
+
+    def __reduce__(self) -> Any:
+        """Sent to another process, what is memory-mapped is opened there: files travel by name."""
+        if isinstance(self.train, np.memmap):
+            return Corpus.open, (self.tokenizer.parent.resolve(),)
+        return Corpus, tuple(getattr(self, one.name) for one in fields(self))
 
     @staticmethod
     def open(directory: Path) -> "Corpus":

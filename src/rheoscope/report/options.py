@@ -29,3 +29,12 @@ Html = Annotated[Path | None, typer.Option(help="Write a page with every picture
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]
 Untrained = Annotated[bool, typer.Option("--untrained", help="Beside it the same architecture at initial weights.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="0: this process, without Ray; else so many by Ray (default: one for each GPU, 0 where there are fewer than 2).",
+    ),
+]
+Address = Annotated[str | None, typer.Option(help="A Ray cluster (default: this machine).")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each worker (default: the cores, shared out).")]
