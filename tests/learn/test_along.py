@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.learn.along import LEARNED, LOOKS, SEEN, Looks, learned, look, marked
+from rheoscope.learn.along import LEARNED, SEEN, Looks, learned, look, marked
 from rheoscope.learn.along_told import page_of, show, table_of
 from rheoscope.models.checkpoint import initial
+from rheoscope.models.state import LOOKS
 from rheoscope.report.command import Files
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import kept, masked, prose, run, small, translation, translator

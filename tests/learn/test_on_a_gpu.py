@@ -1,5 +1,6 @@
 """The race on a GPU: compiled, in bfloat16, it learns what the plain modules learn; stopped, it goes on to the same bytes."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,18 @@ import jaxtyping
 import pytest
 import torch
 
+import rheoscope as rs
 from rheoscope.learn import kept
+from rheoscope.learn.healing import Healing, heal
 from rheoscope.learn.initial import drawn
 from rheoscope.learn.learner import packed_learner
 from rheoscope.learn.race import Pack, Race, many_graphs, race
+from rheoscope.models.data import MASKED, prepare
+from rheoscope.models.task import Masked
 from tests.learn.cases import Letters, recipe
 from tests.learn.test_race import Stopped, files, stopping
+from tests.models.cases import network
+from tests.pretrained.cases import VOCABULARY
 
 pytestmark = [
     pytest.mark.gpu,
@@ -78,3 +85,23 @@ def test_a_pack_that_waits_leaves_the_device() -> None:
     learner.fill(held, device)
     again = learner.tensors()
     assert all(torch.equal(held[name], again[name]) for name in held)
+
+
+def test_healing_is_that_of_a_cpu(tmp_path: Path) -> None:
+    how = Healing(steps=3, batch=2, length=16, rate=1e-3, every=1, held_out=2)
+    ids = torch.randint(VOCABULARY, (160,), generator=torch.Generator().manual_seed(0))
+    here, there = (
+        heal(rs.load(copy.deepcopy(network("own")).to(device)), ids, tmp_path / device, how).loss.values
+        for device in ("cpu", "cuda")
+    )
+    assert there == pytest.approx(here, abs=2e-3)
+
+
+def test_hidden_tokens_are_raced_in_packs(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, a dog ran over hills. " * 60)
+    corpus = prepare([tmp_path / "book.txt"], tmp_path / "data", "characters", held_out=0.1, specials=MASKED)
+    asked = Race(recipe(form="encoder", steps=4), ("tied", "untied+asymmetry=1"), seeds=3, held_out=100)
+    race(asked, Masked.of(corpus), tmp_path / "out", "cuda")
+    last = [line["loss"] for line in kept.logs(tmp_path / "out") if line["step"] == 4]
+    assert len(last) == 9
+    assert all(loss < 4 for loss in last)

@@ -13,7 +13,7 @@ from rheoscope.learn import kept, telling
 from rheoscope.learn.curves import compare
 from rheoscope.learn.report_page import page_of, picture
 from rheoscope.learn.result import FIELDS, dataset, result
-from rheoscope.report.picture import Line
+from rheoscope.report.picture import Line, Shape
 from rheoscope.shapes import RheoscopeError
 from tests.learn.test_curves import curves
 
@@ -63,6 +63,31 @@ def test_the_report_is_the_same_without_racing(raced: tuple[Path, Any], tmp_path
     assert "W_Q = W_K throughout" in page
 
 
+def test_a_file_of_logs_is_told_of_as_its_folder_is(raced: tuple[Path, Any], tmp_path: Path) -> None:
+    out, _ = raced
+    file, again = tmp_path / "logs.json", tmp_path / "again.json"
+    assert typed("--report", str(out), "--logs", str(file), "--json", str(tmp_path / "a.json")).exit_code == 0
+    told = typed("--report", str(file), "--logs", str(again), "--json", str(tmp_path / "b.json"))
+    assert told.exit_code == 0, told.output
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert file.read_bytes() == again.read_bytes()
+    assert list(kept.logs(file)) == list(kept.logs(out))
+    assert file.stat().st_size < sum(log.stat().st_size for log in out.rglob(kept.LOG))
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(RheoscopeError, match="holds no logs of a race"):
+        result(tmp_path / "other.json")
+
+
+def test_what_diverged_is_the_same_in_a_file_of_logs() -> None:
+    line = {"entrant": "tied", "rate": 1e-3, "tokens": 0, "flops": 0, "train loss": None}
+    lines = [
+        line | {"seed": seed, "step": step, "loss": loss, "diverged": lost}
+        for step, first, lost in ((0, 1.5, None), (8, None, 5), (16, None, 5))
+        for seed, loss, lost in ((3, first, lost), (4, float(torch.tensor(0.1)), None))
+    ]
+    assert list(kept.lines_in(kept.columns_of(lines))) == lines
+
+
 def test_a_race_that_goes_on_is_told_as_far_as_all_are(raced: tuple[Path, Any], tmp_path: Path) -> None:
     import shutil
 
@@ -110,6 +135,10 @@ def test_what_is_missing_is_bad_usage() -> None:
 # Values
 
 
+def by_hand(**told: Any) -> dict[str, Any]:
+    return {"recipe": {"steps": 40}, "data": "by hand", "first_seed": 0, "chosen": {}} | told
+
+
 def raced_by_hand() -> Any:
     """Four seeds, a dial of two strengths, an entrant that diverged."""
     draw = torch.Generator().manual_seed(0)
@@ -120,7 +149,7 @@ def raced_by_hand() -> Any:
         "untied": base, "untied+asymmetry=0.1": base + 0.02, "untied+asymmetry=10": base + 0.2 + 0.001 * torch.arange(6), "sink": lost,
     }  # fmt: skip
     found = compare([curves(name, last, rate) for name, last in made.items() for rate in (1e-3, 1e-2)])
-    return dataset(found, {"rates": [1e-3, 1e-2], "seeds": 6, "recipe": {"steps": 40}, "data": "by hand"})
+    return dataset(found, by_hand(rates=[1e-3, 1e-2], seeds=6))
 
 
 def test_the_table_says_what_the_numbers_are() -> None:
@@ -140,11 +169,18 @@ def test_the_table_says_what_the_numbers_are() -> None:
 def test_the_page_draws_the_dial() -> None:
     found = raced_by_hand()
     panels = {panel.title: panel for panel in picture(found).panels}
-    assert len(panels) == 5
+    assert len(panels) == 6
+    told = [mark.tip for mark in panels["Who is ahead"].marks if isinstance(mark, Shape)]
+    assert told[0].startswith("untied+asymmetry=10: +0.20")  # places count from below
+    assert told[0].endswith("behind")
     dial = panels["Final loss along the dial: asymmetry"]
     line = next(mark for mark in dial.marks if isinstance(mark, Line) and mark.name == "asymmetry")
     assert list(line.x) == [0.1, 10]
     assert list(line.y) == pytest.approx([0.02, 0.2025])
+    soon = panels["Tokens along the dial: asymmetry"]
+    assert "which all reach" in soon.about
+    slower = next(mark for mark in soon.marks if isinstance(mark, Line) and mark.name == "asymmetry")
+    assert 1 < slower.y[0] < slower.y[1] < float("inf")
     html = page_of(found, {"untied": 100.0, "sink": 50.0}, "by hand").html()
     assert "2.00 ×" in html
     assert "along the dial" in html
@@ -159,7 +195,7 @@ def test_every_field_has_a_definition() -> None:
 def test_with_halves_every_number_is_of_the_seeds_that_are_judged() -> None:
     last = torch.tensor([1.0, 1.0, 3.0, 3.2], dtype=torch.float64)
     found = compare([curves("untied", last), curves("tied", last + 1)], halves=True)
-    told = dataset(found, {"rates": [1e-3], "seeds": 4, "recipe": {"steps": 40}, "data": "by hand"})
+    told = dataset(found, by_hand(rates=[1e-3], seeds=4))
     assert told.final_loss.values == pytest.approx([3.1, 4.1])
     assert told.judged.values.tolist() == [2, 3]
     assert "chosen on seeds 0, 1, judged on 2, 3" not in telling.note(told)  # one rate is no choice

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from rheoscope.catalogue import analysis
 from rheoscope.files import write_file
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.state import LOOKS
 from rheoscope.models.task import Task
 from rheoscope.opening import load
 from rheoscope.shapes import RheoscopeError
@@ -30,8 +31,6 @@ from rheoscope.space.analysis import Analysis, Field
 if TYPE_CHECKING:
     import xarray
 
-LOOKS = "looks"
-"""The folder of a run that holds them."""
 TOKENS = 64
 """Tokens of the held-out text that is looked at, at most."""
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from rheoscope.learn.entrants import BASELINE
-from rheoscope.learn.kept import Line, logs, read_race
+from rheoscope.learn.kept import Line, logs, packs_of, read_race
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.chance import bootstrap, holm, median_ends, sign_p, student, student_ends
 
@@ -56,8 +56,7 @@ def read(out: Path) -> list[Curves]:
     grouped: dict[tuple[str, float], list[Line]] = {}
     for line in logs(out):
         grouped.setdefault((line["entrant"], line["rate"]), []).append(line)
-    told = read_race(out)
-    missing = [name for name in told["mechanisms"] for rate in told["rates"] if (name, rate) not in grouped]
+    missing = [name for name, rate in packs_of(read_race(out)) if (name, rate) not in grouped]
     if missing:
         raise RheoscopeError(f"{out} has nothing of {missing[0]} yet; type the command of the race again to go on")
     made = [_curves(name, rate, lines) for (name, rate), lines in grouped.items()]
@@ -170,7 +169,11 @@ def tokens_to(target: float, curves: Curves) -> Float[Tensor, " s"]:
     >>> tokens_to(2.5, told).tolist()
     [150.0, inf]
     """
-    tokens, loss = torch.tensor(curves.tokens, dtype=torch.float64), curves.loss.double()
+    return first_at(target, torch.tensor(curves.tokens, dtype=torch.float64), curves.loss.double())
+
+
+def first_at(target: float, tokens: Float[Tensor, " t"], loss: Float[Tensor, "s t"]) -> Float[Tensor, " s"]:
+    """The same of losses by themselves."""
     there = loss <= target  # NaN is not
     first = there.double().argmax(-1)
     before = (first - 1).clamp(min=0)

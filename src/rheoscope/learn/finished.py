@@ -6,7 +6,7 @@ import torch
 
 from rheoscope.learn.entrants import entrant as config_of
 from rheoscope.learn.initial import with_seed
-from rheoscope.learn.kept import lines_of, pack_folder, read_race, state_of, step_of
+from rheoscope.learn.kept import lines_of, pack_folder, packs_of, read_race, state_of, step_of
 from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer, Translator, architecture
@@ -22,11 +22,11 @@ def model_of(out: Path, entrant: str, seed: int, rate: float | None = None) -> T
     **Laws** its weights are those of the pack, whether seeds were packed or not.
     """
     told = read_race(Path(out))
-    rates = told["rates"]
-    if entrant not in told["mechanisms"] or not 0 <= seed < told["seeds"] or (rate or rates[0]) not in rates:
+    rates, at = [one for name, one in packs_of(told) if name == entrant], seed - told["first_seed"]
+    if not rates or not 0 <= at < told["seeds"] or (rate or rates[0]) not in rates:
         raise RheoscopeError(
-            f"{out} has {', '.join(told['mechanisms'])} with seeds 0 to {told['seeds'] - 1} at {', '.join(map(str, rates))}; "
-            f"got {entrant}, seed {seed}, rate {rate}"
+            f"{out} has {', '.join(told['mechanisms'])} with seeds {told['first_seed']} to {told['first_seed'] + told['seeds'] - 1} at "
+            f"{', '.join(map(str, rates or told['rates']))}; got {entrant}, seed {seed}, rate {rate}"
         )
     if rate is None and len(rates) > 1:
         raise RheoscopeError(f"{out} has several rates; type rate={rates[0]}")
@@ -41,5 +41,5 @@ def model_of(out: Path, entrant: str, seed: int, rate: float | None = None) -> T
         )
     for name, own in model.named_parameters():
         alone = held.get(f"{seed}.weights.{name}")
-        own.copy_(held[f"0.weights.body.{name}"][seed] if alone is None else alone)
+        own.copy_(held[f"{told['first_seed']}.weights.body.{name}"][at] if alone is None else alone)
     return model.eval()

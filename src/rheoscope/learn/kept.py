@@ -2,8 +2,10 @@
 
     out/race.json                         what is raced: recipe, entrants, seeds, rates
     out/data/                             its tokens, unless they were prepared elsewhere
+    out/screen/                           a shorter race in which rates were chosen, where there was one
     out/packs/NAME@RATE/log.jsonl         a line for each seed and each time it was measured
                         state-STEP.safetensors    where that pack stands: weights and, until the end, its optimisers
+                        looks/            its first seed at marked steps, where it was looked at
                         times.jsonl       how long it took: never part of a table
 
 A pack is all seeds of one entrant at one rate. Its state is written first, under a temporary name, then its log, which says which state
@@ -11,17 +13,19 @@ counts; only then is the state before it removed.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from rheoscope.files import check_directory, signature, write_file
+from rheoscope.files import check_directory, signature, write_file, write_report
 from rheoscope.models.checkpoint import save_tensors
+from rheoscope.models.state import LOOKS
 from rheoscope.shapes import RheoscopeError
 
-RACE, PACKS, DATA, LOG, TIMES = "race.json", "packs", "data", "log.jsonl", "times.jsonl"
+RACE, PACKS, DATA, SCREEN, LOG, TIMES = "race.json", "packs", "data", "screen", "log.jsonl", "times.jsonl"
 Line = dict[str, Any]
 
 
@@ -32,6 +36,22 @@ def pack_folder(out: Path, entrant: str, rate: float) -> Path:
     'metric-by-flops@0.001'
     """
     return out / PACKS / f"{entrant.replace(':', '-by-')}@{rate!r}"
+
+
+def rates_of(entrant: str, rates: Sequence[float], chosen: Mapping[str, float]) -> list[float]:
+    """The rates at which an entrant races: the one that was chosen for it before, or all of the grid.
+
+    >>> rates_of("tied", [1e-3, 3e-3], {}), rates_of("tied", [1e-3, 3e-3], {"untied": 1e-3, "tied": 3e-3})
+    ([0.001, 0.003], [0.003])
+    """
+    return [chosen[entrant]] if chosen else list(rates)
+
+
+def packs_of(told: Line) -> list[tuple[str, float]]:
+    """Every pack of a race, entrant after entrant, rate after rate."""
+    return [
+        (entrant, rate) for entrant in told["mechanisms"] for rate in rates_of(entrant, told["rates"], told["chosen"])
+    ]
 
 
 def lines_of(folder: Path) -> list[Line]:
@@ -107,14 +127,15 @@ def same_race(out: Path, now: Line) -> Line:
                 raise RheoscopeError(
                     f"{out} holds a race with {_difference(name, held, now)}; type the same, or another --out"
                 )
-        now |= {name: list(dict.fromkeys([*held[name], *now[name]])) for name in JOINING}
-    elif out.exists() and any(one.name != DATA for one in out.iterdir()):
+        now |= {name: list(dict.fromkeys([*held[name], *now[name]])) for name in ("mechanisms", "rates")}
+        now["chosen"] = held["chosen"] | now["chosen"]
+    elif out.exists() and any(one.name not in (DATA, SCREEN) for one in out.iterdir()):
         raise RheoscopeError(f"{out} holds other files; type another --out")
     write_file(file, lambda to: to.write_text(json.dumps({"written_by": signature()} | now, indent=1) + "\n"))
     return now
 
 
-JOINING = ("mechanisms", "rates")
+JOINING = ("mechanisms", "rates", "chosen")
 """What may be added to a race that is there."""
 
 
@@ -129,20 +150,99 @@ def _difference(name: str, held: Line, now: Line) -> str:
 
 def read_race(out: Path) -> Line:
     """What is raced in a folder."""
+    return {name: value for name, value in _read(out).items() if name not in ("written_by", "packs")}
+
+
+def _read(out: Path) -> Line:
+    file = out if out.is_file() else out / RACE
     try:
-        told: Line = json.loads((out / RACE).read_text())
+        told: Line = json.loads(file.read_text())
     except FileNotFoundError as error:
         raise RheoscopeError(
             f"{out} holds no race; type the --out of a race, as rheoscope race tiny --out DIR"
         ) from error
     except (OSError, ValueError) as error:
-        raise RheoscopeError(f"{out / RACE} cannot be read ({error}); type another --out") from error
-    return {name: value for name, value in told.items() if name != "written_by"}
+        raise RheoscopeError(f"{file} cannot be read ({error}); type another --out") from error
+    if "mechanisms" not in told or (out.is_file() and "packs" not in told):
+        raise RheoscopeError(f"{file} holds no logs of a race; type a file that --logs wrote")
+    return told
 
 
 def logs(out: Path) -> Iterable[Line]:
-    """Every line of every pack of a race, entrant after entrant, rate after rate."""
+    """Every line of every pack of a race, entrant after entrant, rate after rate; of a folder, or of a file of logs."""
+    if out.is_file():
+        yield from (line for pack in _read(out)["packs"] for line in lines_in(pack))
+        return
+    for entrant, rate in packs_of(read_race(out)):
+        yield from lines_of(pack_folder(out, entrant, rate))
+
+
+# One small file
+
+
+def write_logs(out: Path, file: Path) -> str:
+    """The logs of a race in one file, a column a quantity: it can be told of as its folder can, to the same bytes."""
     told = read_race(out)
-    for entrant in told["mechanisms"]:
-        for rate in told["rates"]:
-            yield from lines_of(pack_folder(out, entrant, rate))
+    grouped: dict[tuple[str, float], list[Line]] = {}
+    for line in logs(out):
+        grouped.setdefault((line["entrant"], line["rate"]), []).append(line)
+    packs = [
+        columns_of(lines) | {"speeds": speeds_of(out, *pack), "looks": looks_of(out, *pack)}
+        for pack, lines in grouped.items()
+    ]
+    head = json.dumps({"written_by": signature()} | told, indent=1).removesuffix("\n}")
+    rows = ",\n".join(json.dumps(pack, separators=(",", ":")) for pack in packs)
+    return write_report(file, lambda to: to.write_text(f'{head},\n "packs": [\n{rows}\n]}}\n'))
+
+
+def speeds_of(out: Path, entrant: str, rate: float) -> list[float]:
+    """Tokens a second of a pack in each of its turns."""
+    if out.is_file():
+        return _column(out, entrant, rate, "speeds")
+    return [line["tokens per second"] for line in times_of(pack_folder(out, entrant, rate))]
+
+
+def looks_of(out: Path, entrant: str, rate: float) -> list[Line]:
+    """What was seen of the first seed of a pack: step, values and nulls by name."""
+    if out.is_file():
+        return _column(out, entrant, rate, "looks")
+    files = sorted((pack_folder(out, entrant, rate) / LOOKS).glob("step-*.json"))
+    seen = [json.loads(file.read_text()) for file in files]
+    return [{name: one[name] for name in ("step", "values", "nulls")} for one in seen]
+
+
+def _column(file: Path, entrant: str, rate: float, name: str) -> list[Any]:
+    found: Iterable[list[Any]] = (
+        pack[name] for pack in _read(file)["packs"] if (pack["entrant"], pack["rate"]) == (entrant, rate)
+    )
+    return next(iter(found), [])
+
+
+def columns_of(lines: Sequence[Line]) -> Line:
+    """The lines of a pack as columns: losses (step, seed), in as few digits as tell a float32 from its neighbours."""
+    seeds = list(dict.fromkeys(line["seed"] for line in lines))
+    first = lines[:: len(seeds)]
+    rows = {name: [_short(line[name]) for line in lines] for name in ("loss", "train loss")}
+    return {
+        "entrant": lines[0]["entrant"], "rate": lines[0]["rate"], "seeds": seeds,
+        **{name: [line[name] for line in first] for name in ("step", "tokens", "flops")},
+        **{name: [row[at : at + len(seeds)] for at in range(0, len(row), len(seeds))] for name, row in rows.items()},
+        "diverged": [line["diverged"] for line in lines[-len(seeds) :]],
+    }  # fmt: skip
+
+
+def _short(loss: float | None) -> float | None:
+    return None if loss is None else float(str(np.float32(loss)))
+
+
+def lines_in(pack: Line) -> Iterable[Line]:
+    """The lines of a pack, from its columns."""
+    for at, step in enumerate(pack["step"]):
+        for seed, number in enumerate(pack["seeds"]):
+            lost = pack["diverged"][seed]
+            whole = {name: pack[name][at][seed] for name in ("train loss", "loss")}
+            yield {
+                "entrant": pack["entrant"], "rate": pack["rate"], "seed": number, "step": step, "tokens": pack["tokens"][at],
+                "flops": pack["flops"][at], **{name: None if x is None else float(np.float32(x)) for name, x in whole.items()},
+                "diverged": lost if lost is not None and lost <= step else None,
+            }  # fmt: skip

@@ -94,6 +94,10 @@ class Learner:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def first(self) -> nn.Module:
+        """The model of the first seed by itself, as it is now: on the CPU where seeds are packed."""
+        return self.model.unpack(0) if isinstance(self.model, Packed) else self.model
+
     def compile(self, blocks: bool = False) -> None:
         """Have `torch.compile` make one graph of model and loss; or one of a block, which serves them all, and one of the loss."""
         stacks = [one for one in self.model.modules() if isinstance(one, Stack)]

@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -40,6 +40,8 @@ from rheoscope.shapes import RheoscopeError
 
 Tell = Callable[[int, int, str], object]
 """Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
+Look = Callable[[Path, int, torch.nn.Module], object]
+"""Shown the folder of a pack, a mark, and the model of its first seed there."""
 BY_BLOCKS = True
 """One graph of a block serves all of them: a race compiles every entrant anew, and trains many for less time than a whole graph takes."""
 Work = tuple[Batch, Float[Tensor, " seeds"]]
@@ -49,6 +51,9 @@ Work = tuple[Batch, Float[Tensor, " seeds"]]
 @dataclass(frozen=True)
 class Race:
     """What is raced: a recipe, entrants by name, how many seeds, at which rates, and on how many held-out tokens it is measured.
+
+    Every entrant races at every rate, or at the one that was `chosen` for it before, with other seeds (`screen.py`): then seeds are
+    counted from `first_seed`, behind those.
 
     >>> from rheoscope.models.recipes import tiny
     >>> [f"{pack.entrant}@{pack.recipe.rate:g}" for pack in Race(tiny(), ("metric",), 2, (1e-3, 3e-3)).packs()]
@@ -60,6 +65,8 @@ class Race:
     seeds: int = 12
     rates: tuple[float, ...] = ()
     held_out: int = 100_000
+    first_seed: int = 0
+    chosen: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -69,10 +76,14 @@ class Race:
     def packs(self) -> list["Pack"]:
         """Every entrant at every rate, the baseline first."""
         return [
-            Pack(name, self.recipe_of(name, config, rate), tuple(range(self.seeds)))
+            Pack(name, self.recipe_of(name, config, rate), self.numbers())
             for name, config in entrants(self.mechanisms, self.recipe.config, self.recipe.context).items()
-            for rate in self.rates
+            for rate in kept.rates_of(name, self.rates, self.chosen)
         ]
+
+    def numbers(self) -> tuple[int, ...]:
+        """The seeds that race."""
+        return tuple(range(self.first_seed, self.first_seed + self.seeds))
 
     def recipe_of(self, name: str, config: Config, rate: float) -> Recipe:
         """How an entrant learns: as all do, but for its model, its rate, and what it keeps small besides."""
@@ -89,8 +100,8 @@ class Race:
         seen = hashlib.sha256(b"".join(part.numpy().tobytes() for part in batches)).hexdigest()[:16]
         return {
             "recipe": {name: value for name, value in self.recipe.told().items() if name not in ("rate", "seed")},
-            "seeds": self.seeds, "held_out": self.held_out, "data": seen,
-            "mechanisms": list(entrants(self.mechanisms, self.recipe.config)), "rates": list(self.rates),
+            "seeds": self.seeds, "first_seed": self.first_seed, "held_out": self.held_out, "data": seen,
+            "mechanisms": list(entrants(self.mechanisms, self.recipe.config)), "rates": list(self.rates), "chosen": dict(self.chosen),
         }  # fmt: skip
 
 
@@ -147,6 +158,7 @@ def race(
     deterministic: bool = False,
     tell: Tell = _untold,
     say: Say = _unsaid,
+    look: Look | None = None,
 ) -> None:
     """Train every entrant at every rate with every seed; the logs lie in `out`, `curves.read` and `rheoscope race --report` tell of them.
 
@@ -167,7 +179,8 @@ def race(
         if place.first:
             kept.same_race(out, asked.told(task))
         place.wait()
-        with running(asked, task, out, place, Way(compiled, packed, deterministic), tell, say) as here:
+        way = Way(compiled, packed, deterministic, look)
+        with running(asked, task, out, place, way, tell, say) as here:
             here.run(share(asked.packs(), place))
         place.wait()
 
@@ -192,6 +205,8 @@ class Way:
     compiled: bool | None = None
     packed: bool = True
     deterministic: bool = False
+    look: Look | None = None
+    """What looks at the first seed of every entrant where it is measured."""
 
 
 USUAL = Way()
@@ -204,7 +219,7 @@ def running(
     """What trains packs of a race at one place, while torch is as the race needs it."""
     compiled = place.device.type == "cuda" if way.compiled is None else way.compiled
     with ThreadPoolExecutor(1) as writer, many_graphs(compiled), rounding_alike(way.deterministic):
-        yield Running(asked, task, out, place, compiled, way.packed, tell, say, writer)
+        yield Running(asked, task, out, place, compiled, way.packed, tell, say, way.look, writer)
 
 
 @dataclass(eq=False)
@@ -219,6 +234,7 @@ class Running:
     packed: bool
     tell: Tell
     say: Say
+    look: Look | None
     writer: ThreadPoolExecutor
     written: "Future[None] | None" = None
     writing: Path | None = None
@@ -255,6 +271,8 @@ class Running:
                 learner.fill(_own(held, learner), self.device)
         trained, seconds = self._trained(pack, learners, lines, step or 0, mark)
         held_out = torch.cat([learner.evaluate(self._held_out(), self.task.count) for learner in learners]).tolist()
+        if self.look is not None:
+            self.look(folder, mark, learners[0].first())
         lines = [*lines, *measured(pack, mark, trained, held_out, lines)]
         ends = mark == self.asked.recipe.steps
         tensors = {name: x for learner in learners for name, x in _named(learner, not ends).items()}

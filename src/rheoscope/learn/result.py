@@ -1,6 +1,7 @@
 """What a race found as a labelled Dataset: every number of the table, every curve, what was chosen; and how long it took, apart."""
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 
 from rheoscope.learn.curves import Found, Row, compare, median, read
 from rheoscope.learn.entrants import BASELINE
-from rheoscope.learn.kept import pack_folder, read_race, times_of
+from rheoscope.learn.kept import looks_of, packs_of, read_race, speeds_of
 
 if TYPE_CHECKING:
     import xarray
@@ -80,7 +81,9 @@ def dataset(found: Found, told: dict[str, Any]) -> "xarray.Dataset":
         "tokens_to_target": torch.stack([row.tokens for row in rows]).masked_fill_(
             torch.stack([row.tokens for row in rows]).isinf(), torch.nan
         ).numpy(),
-        "loss_by_rate": np.array([[found.by_rate[row.curves.entrant, rate] for rate in told["rates"]] for row in rows]),
+        "loss_by_rate": np.array(
+            [[found.by_rate.get((row.curves.entrant, rate), np.nan) for rate in told["rates"]] for row in rows]
+        ),
     }  # fmt: skip
     places = {
         "entrant": [row.curves.entrant for row in rows],
@@ -91,12 +94,25 @@ def dataset(found: Found, told: dict[str, Any]) -> "xarray.Dataset":
     }
     arrays = {name: (dims, numbers[name], {"definition": said}) for name, (dims, said) in FIELDS.items()}
     steps, last = told["recipe"]["steps"], base.curves.steps[-1]
+    before = range(told["first_seed"]) if told["chosen"] else found.chosen
     facts = {
         "analysis": "race", "baseline": BASELINE, "target": found.target, "steps": last, "steps_planned": steps, "seeds": told["seeds"],
-        "rates_chosen_on": ", ".join(map(str, found.chosen)), "judged_on": ", ".join(map(str, found.judged)),
+        "rates_chosen_on": in_words(before), "judged_on": in_words(found.judged),
         "recipe": str(told["recipe"]), "data": told["data"],
     }  # fmt: skip
     return xr.Dataset(arrays, places, facts)
+
+
+def in_words(seeds: Sequence[int]) -> str:
+    """The numbers of seeds, briefly where they follow each other.
+
+    >>> in_words([0, 1, 2, 3]), in_words([4, 6])
+    ('0 to 3', '4, 6')
+    """
+    row = list(seeds)
+    return (
+        f"{row[0]} to {row[-1]}" if len(row) > 2 and row == [*range(row[0], row[-1] + 1)] else ", ".join(map(str, row))
+    )
 
 
 def _numbers(row: Row, base: Row, judged: list[int]) -> dict[str, float | str | int]:
@@ -131,10 +147,15 @@ def times(out: Path) -> dict[str, float]:
     told = read_race(out)
     found: dict[str, float] = {}
     for entrant in told["mechanisms"]:
-        turns = [times_of(pack_folder(out, entrant, rate)) for rate in told["rates"]]
-        lines = [
-            line["tokens per second"] for of in turns for line in of[len(of) > 1 :]
-        ]  # in the first one things are compiled
-        if lines:
-            found[entrant] = statistics.median(lines)
+        turns = [speeds_of(out, name, rate) for name, rate in packs_of(told) if name == entrant]
+        speeds = [speed for of in turns for speed in of[len(of) > 1 :]]  # in the first one things are compiled
+        if speeds:
+            found[entrant] = statistics.median(speeds)
     return found
+
+
+def looks(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """What was seen of the first seed of every entrant that was looked at, at its best rate."""
+    chosen = {row.curves.entrant: row.curves.rate for row in compare(read(out)).rows}
+    found = {entrant: looks_of(out, entrant, rate) for entrant, rate in chosen.items()}
+    return {entrant: seen for entrant, seen in found.items() if seen}

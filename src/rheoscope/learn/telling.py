@@ -1,21 +1,23 @@
 """What a race tells a person: a bar while it runs, one table, the same as JSON, CSV and a page."""
 
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rheoscope.files import check_outputs, undone
 from rheoscope.learn.curves import AHEAD, BEHIND
 from rheoscope.learn.entrants import ENTRANTS
-from rheoscope.learn.kept import DATA
-from rheoscope.learn.race import Race, Tell, Way, race
-from rheoscope.learn.result import FIELDS, result, times
+from rheoscope.learn.job import Job, from_mapping, from_toml
+from rheoscope.learn.kept import DATA, SCREEN, write_logs
+from rheoscope.learn.race import Look, Race, Tell, Way, race
+from rheoscope.learn.result import FIELDS, looks, result, times
 from rheoscope.learn.spread import race_spread
-from rheoscope.models.recipes import recipe, setting
+from rheoscope.models.recipes import setting
 from rheoscope.models.sources import check_data, task_for
+from rheoscope.models.task import Task
 from rheoscope.models.train import Place, placed
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_tables, save_csv
@@ -45,17 +47,20 @@ def show_entrants() -> None:
     )
 
 
+def asked(job: Path | None, typed: Mapping[str, Any], settings: Sequence[str]) -> Job:
+    """What a file says, and what was typed, which goes before."""
+    told = {} if job is None else from_toml(job)
+    given = {name: one for name, one in typed.items() if one}
+    if "look" in given:
+        from rheoscope.learn.along import marked
+
+        given["look"] = marked(given["look"])
+    return from_mapping(told | given | {"set": told.get("set", {}) | dict(setting(one) for one in settings)})
+
+
 def show_race(
-    name: str,
-    mechanisms: Sequence[str],
-    data: Sequence[Path],
+    job: Job,
     out: Path,
-    seeds: int,
-    rates: Sequence[float],
-    held_out: Sequence[Path] = (),
-    settings: Sequence[str] = (),
-    steps: int | None = None,
-    held_out_tokens: int = 100_000,
     device: str | None = None,
     deterministic: bool = False,
     workers: int | None = None,
@@ -63,30 +68,41 @@ def show_race(
     threads: int | None = None,
 ) -> bool:
     """Prepare the data, race or go on racing; gives whether this process is the one that tells of it."""
-    changes = dict(setting(told) for told in settings) | ({} if steps is None else {"steps": steps})
-    try:
-        wanted = recipe(name).but(**changes)
-    except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
-        raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
-    asked = Race(wanted, tuple(mechanisms), seeds, tuple(rates), held_out_tokens)
-    asked.packs()  # a name that is not known is told before anything is prepared
-    check_data(name, [*data, *held_out])
+    wanted, shorter = job.race(), job.shorter()
+    wanted.packs()  # a name that is not known is told before anything is prepared
+    check_data(job.recipe, [*job.data, *job.held_out])
+    before = None if shorter is None else shorter.race(wanted)
     with placed(device) as place:
         with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
-            task, _ = task_for(name, wanted, data, held_out, out / DATA, place, told)
+            task, _ = task_for(job.recipe, wanted.recipe, job.data, job.held_out, out / DATA, place, told)
         many = how_many_workers(workers, address, device, place)
+
+        def run(asked: Race, where: Path, tell: Tell, look: Look | None = None) -> None:
+            if many:
+                way = Way(deterministic=deterministic, look=look)
+                race_spread(asked, task, where, many, address, threads, device, way, tell, _say)
+            else:
+                race(asked, task, where, device, deterministic=deterministic, tell=tell, say=_say, look=look)
+
         try:
+            set_threads(None if many else threads)
             with racing(place.first) as tell:
-                if many:
-                    way = Way(deterministic=deterministic)
-                    race_spread(asked, task, out, many, address, threads, device, way, tell, _say)
-                else:
-                    set_threads(threads)
-                    race(asked, task, out, device, deterministic=deterministic, tell=tell, say=_say)
+                if shorter is not None and before is not None:
+                    run(before, out / SCREEN, tell)
+                    wanted = shorter.then(wanted, out / SCREEN)
+                run(wanted, out, tell, looking(job.look, wanted, task) if job.look else None)
         except KeyboardInterrupt:
             _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
             raise SystemExit(130) from None
         return place.first
+
+
+def looking(at: Sequence[int], wanted: Race, task: Task) -> Look:
+    """Looks at the first seed of every entrant, kept in the folder of its pack, where `rheoscope learned` finds them."""
+    from rheoscope.learn.along import Looks
+
+    looks = Looks.of(at, Path(), task, wanted.recipe)
+    return lambda folder, step, model: replace(looks, out=folder)(step, model)
 
 
 def how_many_workers(workers: int | None, address: str | None, device: str | None, place: Place) -> int:
@@ -102,19 +118,22 @@ def show_report(
     out: Path,
     target: float | None = None,
     halves: bool = False,
+    logs: Path | None = None,
     json: Path | None = None,
     csv: Path | None = None,
     html: Path | None = None,
     explain: bool = False,
 ) -> None:
-    """One table in the terminal; every number as JSON, tables as CSV, curves as a page."""
-    check_outputs([path for path in (json, html) if path is not None], csv)
+    """One table in the terminal; every number as JSON, tables as CSV, curves as a page, logs as one small file."""
+    check_outputs([path for path in (logs, json, html) if path is not None], csv)
     if csv is not None:
         check_tables(csv)
     found, speeds = result(out, target, halves), times(out)
     terminal, said = Terminal(console(), [], explain), []
     terminal.show(table(found))
     terminal.show(speed_table(found, speeds))
+    if logs is not None:
+        said.append(write_logs(out, logs))
     if json is not None:
         said.append(write_json({"race": as_json(found), "tokens_per_second": speeds}, json))
     if csv is not None:
@@ -122,7 +141,7 @@ def show_report(
     if html is not None:
         from rheoscope.learn.report_page import page_of
 
-        said.append(page_of(found, speeds, out.resolve().name).save(html))
+        said.append(page_of(found, speeds, out.resolve().stem, looks(out)).save(html))
     terminal.files(said)
 
 
@@ -145,7 +164,7 @@ def note(found: "xarray.Dataset") -> str:
     """How the table was made, in words."""
     told, rates = found.attrs, found.sizes["rate"]
     same = told["rates_chosen_on"] == told["judged_on"]
-    chosen = "on the same seeds" if same else f"on seeds {told['rates_chosen_on']}, judged on {told['judged_on']}"
+    chosen = "on the same seeds" if same else f"on seeds {told['rates_chosen_on']}, judged on seeds {told['judged_on']}"
     grid = f"each at the best of {rates} rates, chosen {chosen}; " if rates > 1 else ""
     ends = {float(found.rate.min()), float(found.rate.max())} if rates > 2 else set()
     outer = [
@@ -183,8 +202,8 @@ def _row(found: "xarray.Dataset", at: int) -> list[Cell]:
 
 
 def _times(ratio: float) -> str:
-    """How many times as much; never where it was not reached by half of the seeds."""
-    return "never" if ratio == float("inf") else f"{fixed(ratio, 2)} ×"
+    """How many times as much; never where it was not reached by half of the seeds; nothing where the baseline was there at once."""
+    return "never" if ratio == float("inf") else "" if ratio != ratio else f"{fixed(ratio, 2)} ×"
 
 
 def speed_table(found: "xarray.Dataset", speeds: dict[str, float]) -> Table:

@@ -29,6 +29,8 @@ LAST, BEFORE, PARTIAL = "last", "before", ".partial"
 OPTIMISER, PROGRESS, RECIPE, FIGURES, LOG = (
     "optimiser.safetensors", "progress.json", "recipe.json", "figures.json", "log.jsonl"
 )  # fmt: skip
+LOOKS = "looks"
+"""The folder of what was seen of a model at marked steps."""
 EXTENDED = "extended"
 """Where `recipe.json` says that a run was given another number of steps, and when."""
 Say = Callable[[str], object]

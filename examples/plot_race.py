@@ -1,0 +1,264 @@
+"""What races show, as figures: differences, curves, the dial, tokens, FLOPs and time to a target, geometry along training.
+
+    python examples/plot_race.py small.json large.json dial.json … [--out figures]
+
+Each is a file of `rheoscope race --report DIR --logs FILE`, or the folder of a race. A figure is drawn where a race has what it shows.
+"""
+
+import argparse
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rheoscope.learn.curves import AHEAD, BEHIND
+from rheoscope.learn.entrants import BASELINE, penalties
+from rheoscope.learn.result import looks, result, times
+from rheoscope.report.style import ACCENT, INK, MUTED, new_figure, styled
+from rheoscope.space.chance import student_ends
+
+GREEN, BLUE = "#2a8f5b", "#27508f"
+VERDICTS = {AHEAD: (BLUE, "<"), BEHIND: (ACCENT, ">")}
+"""Colour and shape."""
+HUES = (BLUE, ACCENT, GREEN, "#8f5bc0", "#c08a1e", "#1e9bb0", "#b0508a", "#7a6a4f", "#5aa9e6", "#4d7c0f", "#d98880", "#5f6b7a")
+SHOWN = 7
+"""Curves that one panel can hold: the ends and the middle of the field."""
+GEOMETRY = ("symmetry", "positive_share", "agreement", "effective_rank", "toward_next", "induction")
+
+
+def free(found: Any) -> list[str]:
+    """Entrants that are no point of a dial, and not the baseline."""
+    return [name for name in map(str, found.entrant.values) if name != BASELINE and not penalties(name)]
+
+
+def title(name: str, found: Any) -> str:
+    return f"{name}, {found.attrs['seeds']} seeds"
+
+
+def reached_by_all(found: Any) -> float:
+    """The loss at which every seed of every entrant arrives, so that nobody is left out of a comparison of how soon."""
+    return float(np.nanmax(found.loss.values[:, :, -1]))
+
+
+# Differences
+
+
+def forest(races: dict[str, Any]) -> Any:
+    """A panel a race: entrants in the order of the first race, differences with their intervals, coloured by the verdict."""
+    first = next(iter(races.values()))
+    ranked = sorted(free(first), key=lambda name: float(first.difference.sel(entrant=name)))
+    names = ranked + [name for one in races.values() for name in free(one) if name not in ranked]
+    names = list(dict.fromkeys(names))
+    figure = new_figure(1.7 + 2.0 * len(races), max(1.8, 0.6 + 0.24 * len(names)))
+    every = np.atleast_1d(figure.subplots(1, len(races), sharey=True))
+    for axes, (name, found) in zip(every, races.items(), strict=True):
+        axes.axvline(0, color=MUTED, lw=0.8)
+        for at, entrant in enumerate(names):
+            if entrant in found.entrant.values:
+                one = found.sel(entrant=entrant)
+                colour, shape = VERDICTS.get(str(one.verdict.values), (MUTED, "o"))
+                axes.plot(
+                    [float(one.difference_low), float(one.difference_high)], [at, at], color=colour, lw=2.5, alpha=0.5
+                )
+                axes.plot(float(one.difference), at, shape, color=colour, ms=4.5)
+        axes.set_title(title(name, found), loc="left", fontsize=9)
+        axes.set_xlabel("loss − untied's, nats")
+        axes.grid(axis="y", color="#eef1f6", lw=0.8)
+        axes.tick_params(axis="y", length=0)
+    every[0].set_yticks(range(len(names)), names)
+    every[0].invert_yaxis()
+    figure.suptitle("◂ ahead   ● cannot tell   ▸ behind, at 5 % after Holm's correction", fontsize=8, color=MUTED)
+    return figure
+
+
+# Curves
+
+
+def hues(races: dict[str, Any]) -> dict[str, str]:
+    """One colour an entrant, whatever the panel."""
+    names = dict.fromkeys(name for found in races.values() for name in apart(found))
+    return {name: HUES[at % len(HUES)] for at, name in enumerate(names)} | {BASELINE: INK}
+
+
+def apart(found: Any) -> list[str]:
+    """The entrants at the ends of the field and some between, best first."""
+    names = sorted(free(found), key=lambda name: float(found.difference.sel(entrant=name)))
+    picked = np.unique(np.linspace(0, len(names) - 1, min(SHOWN, len(names))).round().astype(int))
+    return [names[at] for at in picked]
+
+
+def spread(wanted: list[float], gap: float) -> list[float]:
+    """Heights near those that are wanted, no two nearer than a gap: places for words."""
+    order, placed = np.argsort(wanted), np.array(wanted, dtype=float)
+    for before, at in pairwise(order):
+        placed[at] = max(placed[at], placed[before] + gap)
+    return list(placed - (placed - np.array(wanted)).mean())
+
+
+def curves(races: dict[str, Any]) -> Any:
+    """Above, the baseline's loss; below, how far others are from it, paired by seed, with 95 % bands."""
+    figure = new_figure(0.6 + 3.4 * len(races), 4.6)
+    colours = hues(races)
+    every = figure.subplots(2, len(races), squeeze=False, height_ratios=(1, 2), sharex="col")
+    for column, (name, found) in enumerate(races.items()):
+        millions, loss = found.tokens.values / 1e6, found.loss.values
+        above, below = every[0, column], every[1, column]
+        above.plot(millions[1:], np.nanmean(loss[0], 0)[1:], color=INK, lw=1.6)
+        above.set_title(title(name, found), loc="left", fontsize=9)
+        below.axhline(0, color=INK, lw=1.2)
+        names, ends = apart(found), []
+        for entrant in names:
+            colour = colours[entrant]
+            d = loss[list(found.entrant.values).index(entrant)] - loss[0]
+            d = d[np.isfinite(d).all(1)]
+            low, high = (end.numpy() for end in student_ends(torch.as_tensor(d).mT))
+            below.fill_between(millions, low, high, color=colour, alpha=0.15, lw=0)
+            below.plot(millions, d.mean(0), color=colour, lw=1.5)
+            ends.append(float(d.mean(0)[-1]))
+        bottom, top = below.get_ylim()
+        for entrant, y in zip(names, spread(ends, 0.065 * (top - bottom)), strict=True):
+            below.annotate(
+                entrant,
+                (millions[-1], y),
+                (4, 0),
+                textcoords="offset points",
+                color=colours[entrant],
+                fontsize=7.5,
+                va="center",
+            )
+        below.set_xlabel("tokens a seed, millions")
+        if column == 0:
+            above.set_ylabel("untied, nats")
+            below.set_ylabel("loss − untied's, nats")
+    return figure
+
+
+# The dial
+
+
+def dials(found: Any) -> dict[str, list[tuple[float, str]]]:
+    """For every penalty with several strengths: strengths and entrants."""
+    made: dict[str, list[tuple[float, str]]] = {}
+    for name in map(str, found.entrant.values):
+        told = penalties(name)
+        if len(told) == 1:
+            penalty, strength = next(iter(told.items()))
+            made.setdefault(penalty, []).append((strength, name))
+    return {penalty: sorted(along) for penalty, along in made.items() if len(along) > 1}
+
+
+def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -> Any:
+    """Final loss and tokens to a loss that all reach, against λ; 0 at the left, tied at the right."""
+    soon = result(file, reached_by_all(found))
+    strengths, names = np.array([x for x, _ in along]), [name for _, name in along]
+    limit = ["tied"] * (penalty == "asymmetry" and "tied" in found.entrant.values)
+    ends = np.array([strengths[0] / 10, *strengths, *[strengths[-1] * 10] * len(limit)])
+    figure = new_figure(7.6, 3.1)
+    for axes, one, label, base, (value, low, high) in zip(
+        figure.subplots(1, 2), (found, soon), ("loss − untied's, nats", "times the tokens of untied"), (0.0, 1.0),
+        (("difference", "difference_low", "difference_high"), ("tokens_ratio", "tokens_ratio_low", "tokens_ratio_high")), strict=True,
+    ):  # fmt: skip
+        rows = one.sel(entrant=[*names, *limit])
+        y, below, above = (np.array([base, *rows[field].values]) for field in (value, low, high))
+        axes.axhline(base, color=MUTED, lw=0.8)
+        inner = len(names) + 1
+        axes.fill_between(ends[:inner], below[:inner], above[:inner], color=BLUE, alpha=0.15, lw=0)
+        axes.plot(ends[:inner], y[:inner], "o-", color=BLUE, ms=4.5, lw=1.5)
+        axes.errorbar(
+            ends[inner:], y[inner:], [y[inner:] - below[inner:], above[inner:] - y[inner:]], fmt="s", color=ACCENT, ms=5
+        )
+        axes.set_xscale("log")
+        axes.set_xticks(ends, ["0", *(f"{x:g}" for x in strengths), *limit])
+        axes.minorticks_off()
+        axes.set(xlabel=f"λ of {penalty}", ylabel=label)
+    figure.axes[0].set_title("final loss", loc="left", fontsize=9)
+    figure.axes[1].set_title(f"tokens to a loss of {soon.attrs['target']:.3f}, which all reach", loc="left", fontsize=9)
+    return figure
+
+
+# Tokens, FLOPs and time
+
+
+def targets(file: Path, found: Any) -> Any:
+    """Tokens, FLOPs and time to a loss that all reach, apart, over the baseline's."""
+    soon, speeds = result(file, reached_by_all(found)), times(file)
+    names = sorted(free(soon), key=lambda name: float(soon.tokens_ratio.sel(entrant=name)))
+    rows = soon.sel(entrant=names)
+    slower = np.array([speeds.get(BASELINE, np.nan) / speeds.get(name, np.nan) for name in names])
+    dear = rows.flops_ratio.values / rows.tokens_ratio.values
+    figure = new_figure(8.2, max(2.0, 0.9 + 0.24 * len(names)))
+    every = figure.subplots(1, 3, sharey=True, sharex=True)
+    for axes, factor, what in zip(
+        every, (np.ones(len(names)), dear, slower), ("tokens", "FLOPs", "time on this machine"), strict=True
+    ):
+        middle, low, high = (rows[f"tokens_ratio{end}"].values * factor for end in ("", "_low", "_high"))
+        axes.axvline(1, color=MUTED, lw=0.8)
+        axes.hlines(range(len(names)), low, high, color=BLUE, lw=2.5, alpha=0.35)
+        axes.plot(middle, range(len(names)), "o", color=BLUE, ms=4.5)
+        axes.set_title(what, loc="left", fontsize=9)
+        axes.set_xlabel("times untied's")
+        axes.grid(axis="y", color="#eef1f6", lw=0.8)
+        axes.tick_params(axis="y", length=0)
+    every[0].set_yticks(range(len(names)), names)
+    every[0].invert_yaxis()
+    said = f"to a loss of {soon.attrs['target']:.3f}, which every seed of all reaches; median and its interval"
+    figure.suptitle(said, fontsize=8, color=MUTED)
+    return figure
+
+
+# Geometry
+
+
+def geometry(file: Path, found: Any) -> Any:
+    """What was seen of the first seed of some entrants along training; dashed, what chance gives in the baseline."""
+    seen = looks(file)
+    names, colours = [name for name in (BASELINE, *apart(found)) if name in seen], hues({"": found})
+    figure = new_figure(8.6, 4.6)
+    for axes, quantity in zip(figure.subplots(2, 3, sharex=True).flat, GEOMETRY, strict=True):
+        for entrant in names:
+            told = [one for one in seen[entrant] if quantity in one["values"]]
+            heights = [np.nan if one["values"][quantity] is None else one["values"][quantity] for one in told]
+            axes.plot(
+                [one["step"] for one in told], heights, "o-", ms=2.5, lw=1.3, color=colours[entrant], label=entrant
+            )
+        nulls = [(one["step"], one["nulls"].get(quantity)) for one in seen[names[0]]]
+        if all(null is not None for _, null in nulls):
+            axes.plot(*zip(*nulls, strict=True), color=MUTED, ls="--", lw=1)
+        axes.set_title(quantity.replace("_", " "), loc="left", fontsize=9)
+    for axes in figure.axes[3:]:
+        axes.set_xlabel("step")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False, fontsize=7.5)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("races", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("figures"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    files = {path.stem: path for path in options.races}
+    found = {name: result(path) for name, path in files.items()}
+    drawn = {}
+    with styled():
+        plain = {name: one for name, one in found.items() if not dials(one) and free(one)}
+        if plain:
+            drawn["race-differences"] = forest(plain)
+            drawn["race-curves"] = curves(plain)
+        for name, one in found.items():
+            for penalty, along in dials(one).items():
+                drawn[f"race-{name}-{penalty}"] = dial(files[name], one, penalty, along)
+            if name in plain:
+                drawn[f"race-{name}-target"] = targets(files[name], one)
+            if looks(files[name]):
+                drawn[f"race-{name}-geometry"] = geometry(files[name], one)
+        for name, figure in drawn.items():
+            figure.savefig(options.out / f"{name}.png", dpi=130)
+    print(f"wrote {', '.join(drawn)} in {options.out}")
+
+
+if __name__ == "__main__":
+    main()
