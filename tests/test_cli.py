@@ -237,6 +237,13 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["train", "huge", "--data", "file.txt", "--out", "run"], 1, "unknown recipe 'huge'; type one of tiny"),
         (["train", "tiny", "--data", "file.txt", "--out", "run"], 1, "file.txt is empty, expected text"),
         (["train", "tiny", "--data", "file.txt"], 2, "type rheoscope train RECIPE"),
+        (["train", "tiny", "--out", "run"], 1, "recipe tiny learns from files, got none; type --data FILE…"),
+        (
+            ["train", "digits", "--data", "file.txt", "--out", "run"],
+            1,
+            "recipe digits makes its own data, got file.txt",
+        ),
+        (["race", "tiny", "--mechanisms", "tied", "--out", "run"], 1, "recipe tiny learns from files, got none"),
         (["generate", "-m", "nowhere", "a"], 1, "there is no directory nowhere"),
         (["operatros"], 2, "No such command"),
         (["dynamics", "heet"], 1, "unknown experiment 'heet'; type one of heat"),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,6 +144,22 @@ def test_a_tokenizer_that_is_brought_along(text: Path, tmp_path: Path) -> None:
     byte_pairs([SENTENCE], 280, ["<|other|>"]).save(str(tmp_path / "other.json"))
     with pytest.raises(RheoscopeError, match=r"has no token <\|endoftext\|>"):
         prepare([text], tmp_path / "third", tokenizer=tmp_path / "other.json")
+
+
+def test_sent_to_another_process_it_is_opened_there(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    corpus = prepare([text], Path("out"), vocabulary=300)
+    sent = pickle.dumps(corpus)
+    monkeypatch.chdir("/")
+    again = pickle.loads(sent)
+    assert len(sent) < 1000 < corpus.train.nbytes
+    assert isinstance(again.train, np.memmap)
+    assert again.train.tolist() == corpus.train.tolist()
+    small = pickle.loads(pickle.dumps(corpus_of(20)))  # one that lies in no file
+    assert small.train.tolist() == list(range(20))
+    assert (small.vocabulary, small.tokenizer) == (20, Path("tokenizer.json"))
 
 
 def test_progress_goes_from_reading_to_writing(text: Path, tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from rheoscope.models.data import Corpus
-from rheoscope.models.recipes import recipe, tiny
-from rheoscope.models.sources import corpus_for
+from rheoscope.models.recipes import recipe, tiny, two_moons
+from rheoscope.models.sources import MADE, corpus_for, task_for
+from rheoscope.models.task import Prose
 from rheoscope.models.train import Place
+from rheoscope.models.two_moons import TwoMoons
 from rheoscope.shapes import RheoscopeError
 
 HERE = Place(torch.device("cpu"))
@@ -113,3 +115,23 @@ def test_a_translator_needs_two_files(names: list[str], held_out: tuple[str, ...
 def test_a_translator_of_characters(files: Path) -> None:
     with pytest.raises(RheoscopeError, match="a translator's vocabulary is a number, got 'characters'"):
         made(files, ["en", "de"], of=PAIRS.but(vocabulary="characters"))
+
+
+def test_recipes_that_make_their_data_take_no_files(files: Path) -> None:
+    task, tokenizer = task_for("two_moons", two_moons(), [], [], files / "data", HERE)
+    assert isinstance(task, TwoMoons)
+    assert tokenizer is None
+    assert not (files / "data").exists()
+    with pytest.raises(RheoscopeError, match="recipe two_moons makes its own data, got "):
+        task_for("two_moons", two_moons(), [files / "a.txt"], [], files / "data", HERE)
+    with pytest.raises(RheoscopeError, match="recipe tiny learns from files, got none; type --data"):
+        task_for("tiny", CHARACTERS, [], [], files / "data", HERE)
+    task, tokenizer = task_for("tiny", CHARACTERS, [files / "a.txt"], [], files / "data", HERE)
+    assert isinstance(task, Prose)
+    assert tokenizer == files / "data" / "tokenizer.json"
+
+
+def test_what_makes_its_data_is_a_recipe() -> None:
+    for name, made in MADE.items():
+        made().check(recipe(name))
+        assert made().vocabulary == recipe(name).config.vocabulary
