@@ -119,7 +119,8 @@ def _differences(found: "xarray.Dataset") -> Panel:
 def _at_the_end(found: "xarray.Dataset") -> Panel:
     """Differences with their intervals, the best on top; the colour is the verdict."""
     order = sorted(range(1, found.sizes["entrant"]), key=lambda at: -float(found.difference[at]))
-    names, marks = [_names(found)[at] for at in order], []
+    names = [_names(found)[at] for at in order]
+    marks: list[Mark] = []
     for place, at in enumerate(order):
         one = found.isel(entrant=at)
         low, mean, high = (float(one[name]) for name in ("difference_low", "difference", "difference_high"))
