@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rheoscope.cli import main
+from tests.processes import forked
+
 Said = subprocess.CompletedProcess[str]
 
 
@@ -21,8 +24,6 @@ def typed(*words: str, cwd: Path | None = None) -> Said:
 
 def rheoscope(*words: str, cwd: Path | None = None) -> Said:
     """The same in this process, which has loaded torch once: its words, its directory, what it prints, how it exits."""
-    from rheoscope.cli import main
-
     out, error, status = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
         patch.setattr(sys, "argv", ["rheoscope", *words])
@@ -66,20 +67,20 @@ def on(words: list[str], models: Path) -> list[str]:
     return [str(models / word) if before == "-m" else word for before, word in zip(["", *words], words, strict=False)]
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        (["--file", "nowhere.txt"], 1),
-        (["flow", "-m", "far", "the keys to the cabinet", "--no-html", "--fast"], 0),
-    ],
-)
-def test_a_shell_gets_what_the_tests_below_get(words: list[str], status: int, models: Path, tmp_path: Path) -> None:
+def test_a_shell_gets_what_the_tests_below_get(models: Path, tmp_path: Path) -> None:
     """The same words printed on the same side, and the same status, in a process of its own and in this one."""
-    words = on(words, models)
+    words = on(["flow", "-m", "far", "the keys to the cabinet", "--no-html", "--fast"], models)
     one, other = typed(*words, cwd=tmp_path), rheoscope(*words, cwd=tmp_path)
-    assert one.returncode == other.returncode == status
+    assert one.returncode == other.returncode == 0, one.stderr
     assert (one.stdout, one.stderr) == (other.stdout, other.stderr)
-    assert "Traceback" not in one.stderr
+
+
+def test_a_shell_gets_the_mistakes_that_the_tests_below_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, other = forked(main, "--file", "nowhere.txt"), rheoscope("--file", "nowhere.txt")
+    assert one.returncode == other.returncode == 1
+    assert (one.stdout, one.stderr) == (other.stdout, other.stderr)
+    assert one.stderr.count("\n") == 1
 
 
 def test_version() -> None:

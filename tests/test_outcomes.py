@@ -44,7 +44,13 @@ def test_what_went_wrong_is_told_and_what_passed_once(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_some.py").write_text(TESTS)
     heard = Heard()
-    words = [str(tmp_path), f"--rootdir={tmp_path}", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:jaxtyping"]
+    needless = (
+        "cacheprovider",
+        "jaxtyping",
+        "unraisableexception",
+        "threadexception",
+    )  # two look at all objects at the end
+    words = [str(tmp_path), f"--rootdir={tmp_path}", "-q", "-s", *(f"-pno:{one}" for one in needless)]
     assert pytest.main(words, plugins=[Outcomes(), heard]) == pytest.ExitCode.TESTS_FAILED
     assert heard.reports == Counter(
         [

@@ -21,6 +21,7 @@ from rheoscope.models.task import Batch, evaluate
 from rheoscope.models.train import Place
 from rheoscope.shapes import RheoscopeError
 from tests.learn.cases import Letters, recipe
+from tests.processes import forked
 
 
 def small(**more: Any) -> Race:
@@ -170,13 +171,8 @@ def test_killed_for_real_it_goes_on_to_the_same_table(undisturbed: Path, tmp_pat
         if next(heard) == 7:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    child = os.fork()
-    if not child:
-        try:
-            race(small(), Letters(), out, "cpu", tell=tell)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    killed = forked(lambda: race(small(), Letters(), out, "cpu", tell=tell))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert kept.step_of(kept.lines_of(kept.pack_folder(out, "untied", 1e-2))) == 3
     race(small(), Letters(), out, "cpu")
     assert files(out) == files(undisturbed)

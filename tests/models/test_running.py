@@ -1,6 +1,5 @@
 """Our own models called on texts: strings, ids, batches, and what is refused."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import as_users_run
 from tests.models.cases import UNMASKED, model, network, saved
 from tests.pretrained.cases import text
+from tests.processes import forget, forked
 
 
 def spoken() -> Trained:
@@ -57,14 +57,21 @@ def test_texts_of_several_lengths_are_refused_where_no_mask_is_defined(name: str
         model(name).trace([text(1), text(2, 5)])
 
 
+def without_transformers(own: Path) -> None:
+    forget("transformers")
+    import rheoscope as rs
+    import rheoscope.pretrained.interface
+
+    rs.load().trace("The keys")
+    model = rs.load(own)
+    model.trace("abc", logits=True)
+    rs.operators(model.view)
+    model.run("abc", edit={(0, 0): lambda q, k, v, mechanism: v * 0 + q * 0})
+    print([name for name in sys.modules if name.split(".")[0] == "transformers"])
+
+
 def test_transformers_is_never_imported(tmp_path: Path) -> None:
     """Not by a model of ours, not by the one that ships, not by the interface to it before it is called."""
     saved("own", tmp_path, tokenizer=characters(["abc"], []))
-    code = (
-        f"import sys, rheoscope as rs, rheoscope.pretrained.interface; rs.load().trace('The keys'); "
-        f"model = rs.load({str(tmp_path)!r}); trace = model.trace('abc', logits=True); "
-        "rs.operators(model.view); model.run('abc', edit={(0, 0): lambda q, k, v, mechanism: v * 0 + q * 0}); "
-        "print([name for name in sys.modules if name.split('.')[0] == 'transformers'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = forked(lambda: without_transformers(tmp_path))
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

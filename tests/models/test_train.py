@@ -1,9 +1,13 @@
 """Training: exact resume whatever kills a run, the same steps however a batch is cut, and it learns."""
 
 import math
-import subprocess
-import sys
+import os
+import random
+import signal
+import socket
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +34,8 @@ from tests.models.runs import (
     translator,
     weights,
 )  # fmt: skip
-from tests.processes import UNCOMPILED
+from tests.processes import Fork, forked
 
-ROOT = Path(__file__).parents[2]
 KINDS = {
     "adamw": (small(), prose()),
     "muon": (small(optimiser="muon", schedule="wsd"), prose()),
@@ -82,43 +85,22 @@ def test_a_run_killed_again_and_again(whole: dict[str, Path], tmp_path: Path) ->
     assert said == [f"going on with {tmp_path} at step {step} of 9" for step in (2, 2, 4, 4, 8)]
 
 
-FORKS = (
-    UNCOMPILED
-    + """
-import os, random, signal, sys, time
-from pathlib import Path
-from tests.models.runs import run, small
-out, draw = Path(sys.argv[1]), random.Random(1)
-recipe = small(steps=14, evaluate_every=1, optimiser="muon")
-killed, moment = 0, 0.05
-while True:
-    child = os.fork()
-    if child == 0:
-        run(out, recipe)
-        os._exit(0)
-    time.sleep(moment * draw.random())
-    if killed < 8:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status):
-        break
-    killed, moment = killed + 1, moment * 1.3
-assert os.WEXITSTATUS(status) == 0
-print(killed)
-"""
-)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_sigkill_at_any_moment(tmp_path: Path) -> None:
     """A checkpoint a step, so that many of the kills fall into the writing of one."""
-    words = [sys.executable, "-c", FORKS, str(tmp_path / "killed")]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 5
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    run(whole, small(steps=14, evaluate_every=1, optimiser="muon"))
+    killed, whole, recipe = tmp_path / "killed", tmp_path / "whole", small(steps=14, evaluate_every=1, optimiser="muon")
+    run(whole, recipe)
+    draw, moment, kills = random.Random(1), 0.05, 0
+    for _ in range(8):
+        with Fork(lambda: run(killed, recipe)) as child:
+            time.sleep(moment * draw.random())
+            os.kill(child.pid, signal.SIGKILL)
+            status = child.done().returncode
+        kills, moment = kills + (status == -signal.SIGKILL), moment * 1.3
+    assert kills >= 5
+    last = forked(lambda: run(killed, recipe))
+    assert last.returncode == 0, last.stderr
     assert kept(killed) == kept(whole)
     left = {file.name for file in killed.iterdir()}
     assert left == {
@@ -144,50 +126,36 @@ def test_pieces_of_a_batch_are_the_batch(recipe: Any, task: Any, tmp_path: Path)
         assert apart(tmp_path / "1", tmp_path / "4") < 1e-6
 
 
-MANY = """
-import os, socket, sys
-from pathlib import Path
-import torch._dynamo  # the first step would import it, in each process
-from rheoscope.models.train import placed
-from tests.models.runs import prose, run, small, translation, translator
-out = Path(sys.argv[1])
-with socket.create_server(("127.0.0.1", 0)) as free:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-first = os.fork()
-os.environ["RANK"] = "0" if first else "1"
-with placed("cpu") as place:
-    assert place.world == 2
-    run(out / "few", small(dropout=0.0, batch=1, accumulate=1), prose())
-    for name, recipe, task in (("prose", small(dropout=0.0), prose()), ("pairs", translator(dropout=0.0), translation())):
-        run(out / name, recipe, task)
-    run(out / "pairs killed", recipe, task, stop_at=5)
-    run(out / "pairs killed", recipe, task)
-if first:
-    assert os.waitpid(first, 0)[1] == 0
-"""
-"""Two processes of one import, with what torchrun tells them; torchrun itself starts two in tests/report/test_training.py."""
+def as_one_of_two(out: Path) -> None:
+    """What each of two processes does, told by torchrun's words which one it is."""
+    with placed("cpu") as place:
+        assert place.world == 2
+        run(out / "few", small(dropout=0.0, batch=1, accumulate=1))
+        run(out / "prose", small(dropout=0.0))
+        run(out / "pairs", translator(dropout=0.0), translation())
+        run(out / "pairs killed", translator(dropout=0.0), translation(), stop_at=5)
+        run(out / "pairs killed", translator(dropout=0.0), translation())
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", MANY, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment())
-    assert done.returncode == 0, done.stderr
+    """torchrun itself starts two in tests/report/test_training.py."""
     run(tmp_path / "one prose", small(dropout=0.0))
     run(tmp_path / "one pairs", translator(dropout=0.0), translation())
     run(tmp_path / "one few", small(dropout=0.0, batch=1, accumulate=1))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    with Fork(partial(as_one_of_two, tmp_path), RANK="0", **place) as first:
+        second = forked(partial(as_one_of_two, tmp_path), RANK="1", **place)
+        assert second.returncode == 0, second.stderr
+        assert first.done().returncode == 0, first.done().stderr
     assert apart(tmp_path / "one few", tmp_path / "few") < 1e-5  # a process without rows
     for name in ("prose", "pairs"):
         assert apart(tmp_path / f"one {name}", tmp_path / name) < 1e-5
         logs = [[line["train loss"] for line in read_log(tmp_path / which)] for which in (name, f"one {name}")]
         assert logs[0] == pytest.approx(logs[1], abs=1e-5)
     assert kept(tmp_path / "pairs") == kept(tmp_path / "pairs killed")
-
-
-def environment() -> dict[str, str]:
-    import os
-
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 # It learns

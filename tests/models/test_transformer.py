@@ -1,7 +1,6 @@
 """Equal to what others wrote, forward and backward, with copied weights; and the laws that need no peer."""
 
-import subprocess
-import sys
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -38,6 +37,7 @@ from tests.models.outside import (
     tiny,
     translator,
 )
+from tests.processes import forget, forked
 
 PLACEMENTS = ["pre", "post"]
 AS_TORCH: dict[str, Any] = {"position": "none", "norm": "layer", "ffn": "relu", "bias": True}
@@ -489,28 +489,33 @@ def test_a_forward_puts_no_mechanism_together(position: str, monkeypatch: pytest
 
 
 MECHANISMS = ("metric", "softmax_sink")
-COMPILED = f"""
-import torch, rheoscope as rs
-from torch._dynamo import explain, reset
-from rheoscope.models.config import Config
-from rheoscope.models.transformer import build
-for name in {MECHANISMS}:
-    layer, x = rs.nn.MultiHeadAttention(8, heads=2, mechanism=name), torch.randn(1, 5, 8)
-    layer.attention.mechanism = layer.attention.mechanism.under("causal")
-    reset()
-    print(name, torch.allclose(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x), atol=1e-6))
-for position in {POSITIONS}:
-    reset()
-    model = build(Config(vocabulary=9, width=8, depth=1, heads=2, position=position))
-    print(position, explain(model)(torch.tensor([[1, 2, 3]])).graph_break_count)
-"""
+
+
+def compiled() -> None:
+    """Each layer's answer, and how often the graph of each model breaks."""
+    forget()
+    from torch._dynamo import explain, reset
+
+    import rheoscope as rs
+    from rheoscope.models.config import Config
+    from rheoscope.models.transformer import build
+
+    warnings.simplefilter("ignore")
+    for name in MECHANISMS:
+        layer, x = rs.nn.MultiHeadAttention(8, heads=2, mechanism=name), torch.randn(1, 5, 8)
+        layer.attention.mechanism = layer.attention.mechanism.under("causal")
+        reset()
+        print(name, torch.allclose(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x), atol=1e-6))
+    for position in POSITIONS:
+        reset()
+        model = build(Config(vocabulary=9, width=8, depth=1, heads=2, position=position))
+        print(position, explain(model)(torch.tensor([[1, 2, 3]])).graph_break_count)
 
 
 @pytest.mark.slow
 def test_a_layer_and_a_model_are_one_graph() -> None:
     """torch.compile sees each whole, and computes the same (in a process of its own: shapes checked as in these tests break it)."""
-    words = [sys.executable, "-W", "ignore", "-c", COMPILED]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    done = forked(compiled)
     expected = [*(f"{name} True" for name in MECHANISMS), *(f"{position} 0" for position in POSITIONS)]
     assert done.stdout.splitlines() == expected, done.stderr
 

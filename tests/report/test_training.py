@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 import pytest
 
 import rheoscope as rs
+from rheoscope.cli import main
 from rheoscope.models.train import read_log
 from rheoscope.report.training import recipe_table, show
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import as_users_run
-from tests.processes import UNCOMPILED
+from tests.processes import Fork, forked
 
 SMALL = [
     "width=16",
@@ -148,55 +148,34 @@ def words(out: str, *more: str) -> list[str]:
     return ["tiny", "--data", "a.txt", "--out", out, "--device", "cpu", "--set", *SMALL, *more]
 
 
-WITH_CTRL_C = (
-    UNCOMPILED
-    + """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from rheoscope.cli import main
-main()
-"""
-)
-"""The command in the foreground. A child of a background job is born deaf to Ctrl-C, as nohup wants it, and stays so."""
-
-
 @pytest.mark.slow
 def test_ctrl_c_as_a_person_types_it(here: Path) -> None:
-    typed = [sys.executable, "-c", WITH_CTRL_C, "train", *words("run"), "--steps", "20000"]
-    running = subprocess.Popen(typed, stderr=subprocess.PIPE, text=True)
-    patience = time.monotonic() + 60
-    while not (here / "run" / "last").is_dir() and time.monotonic() < patience:
-        time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130, said
-    *pace, last = said.splitlines()  # the estimate, where ten steps were made
+    with Fork(main, "train", *words("run"), "--steps", "20000") as running:
+        patience = time.monotonic() + 60
+        while not (here / "run" / "last").is_dir() and time.monotonic() < patience:
+            time.sleep(0.05)
+        os.kill(running.pid, signal.SIGINT)
+        done = running.done(60)
+    assert done.returncode == 130, done.stderr
+    *pace, last = done.stderr.splitlines()  # the estimate, where ten steps were made
     assert last.startswith("stopped, the checkpoint of step ")
     assert len(pace) <= 1
 
 
-TORCHRUN = """
-import torch._dynamo  # the first step would import it, in each process
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from rheoscope.cli import main
-config = LaunchConfig(1, 1, 2, run_id="a", rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork", max_restarts=0)
-elastic_launch(config, main)()
-"""
-"""What `torchrun --standalone --nproc-per-node 2` does, but that both processes are forks of one that has imported torch."""
+def by_torchrun() -> None:
+    """What `torchrun --standalone --nproc-per-node 2` does, but that both processes are forks of one that has imported torch."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    elastic_launch(LaunchConfig(1, 1, 2, run_id="a", start_method="fork", max_restarts=0, **place), main)()
 
 
 @pytest.mark.slow
 def test_torchrun(here: Path) -> None:
     """Two processes: one prepares, one speaks; the same command goes on, and ends as one process does."""
-    done = subprocess.run(
-        [sys.executable, "-c", TORCHRUN, "train", *words("many"), "--steps", "4"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    train("one")
+    done = forked(by_torchrun, "train", *words("many"), "--steps", "4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("wrote many") == 1
-    train("one")
     logs = [[line["loss"] for line in read_log(here / out)] for out in ("many", "one")]
     assert logs[0] == pytest.approx(logs[1], abs=1e-4)

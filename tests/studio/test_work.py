@@ -170,5 +170,5 @@ def test_who_stops_waiting_leaves_nothing_behind() -> None:
     with running() as (session, client), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "_answer", slowly)
         entry = session.entry(posted(client))
-        asyncio.run(visit(Studio(session, None), entry))
+        asyncio.run(visit(Studio(session, None, None), entry))
     assert told == []

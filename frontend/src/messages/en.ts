@@ -261,7 +261,7 @@ export const en = {
   corpus_so_far: '{shards} of {of} shards so far',
   corpus_interval: 'means over texts, 95 % intervals',
   corpus_interval_about: 'A number is the mean over all texts of the corpus. The interval is where that mean would lie in 95 of 100 such corpora; pieces of one document (a row of the input) are taken together.',
-  corpus_weights: 'The model that is open has other weights ({mine}) than the one that read the corpus ({its}); a text opens in other numbers.',
+  corpus_weights: 'The model that is open has other weights ({mine}) than the one that read the corpus ({its}), or the same in another precision: a text opens in other numbers.',
   corpus_no_heads: 'This corpus holds no field of heads; run it with an analysis of heads, as head_statistics.',
   corpus_mean: 'mean',
   corpus_order: 'All heads, the largest mean first',

@@ -277,7 +277,7 @@ export const zh: Messages = {
   corpus_so_far: '目前完成 {of} 个分片中的 {shards} 个',
   corpus_interval: '对文本取平均，95 % 区间',
   corpus_interval_about: '每个数是语料中所有文本的平均。区间表示在 100 个同类语料中有 95 个的平均会落在其中；同一文档（输入的一行）的各段合在一起计算。',
-  corpus_weights: '打开的模型权重（{mine}）与读取语料的模型权重（{its}）不同；打开文本时数值会不一样。',
+  corpus_weights: '打开的模型权重（{mine}）与读取语料的模型权重（{its}）不同，或权重相同而精度不同；打开文本时数值会不一样。',
   corpus_no_heads: '此语料没有关于头的字段；请用关于头的分析来运行，例如 head_statistics。',
   corpus_mean: '平均',
   corpus_order: '所有头，平均最大的在前',

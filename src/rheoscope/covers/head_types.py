@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import numbers_at_once
 from rheoscope.attention.lower.blocks import walk
 from rheoscope.attention.mask import Mask
 from rheoscope.shapes import RheoscopeError
@@ -87,9 +88,11 @@ def many(
     traces: Traces, reach: int = 5, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Float[Tensor, "b layer *h"]]:
     """The scores of all heads on many texts at once, and those of equal weights; names are given to heads one text at a time."""
-    rows = []
+    rows: list[dict[str, Tensor]] = []
     for layer, heads in enumerate(traces.view.blocks):
-        rows.append(kernel(heads, traces.read_by(layer), traces.ids, traces.real, traces.unseen(layer), reach))
+        row = kernel(heads, traces.read_by(layer), traces.ids, traces.real, traces.unseen(layer), reach)
+        before = next((at for at in range(layer) if _alike(heads, traces.view.blocks[at])), None)
+        rows.append(row | (of_equal(heads, traces, layer, reach) if before is None else _nulls(rows[before])))
         if progress is not None:
             progress(layer + 1, traces.view.layers)
     return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
@@ -103,19 +106,45 @@ def kernel(
     unseen: Mask | None,
     reach: int,
 ) -> dict[str, Tensor]:
-    """The scores of all heads of a layer, some rows of their weights at a time, and those of equal weights."""
+    """The scores of all heads of a layer, some rows of their weights at a time."""
     q, k, _ = heads.read(x)
-    mechanism, ids, found, equal = heads.mechanism.under(unseen), ids.to(x.device), Means(), Means()
+    mechanism, ids, found = heads.mechanism.under(unseen), ids.to(x.device), Means()
     for block in walk(mechanism, q, k):
-        allowed = mechanism.mask(block.i, block.j)
-        allowed = (
-            (allowed if allowed.ndim == 2 else allowed[:, 0]) & real[:, block.rows, None] & real[:, None, block.keys]
-        )
-        kinds = where(ids, block.i, block.j, allowed, reach)
-        found.add(of_rows(block.weights, allowed, kinds, reach))
-        equal.add(of_rows((allowed / allowed.sum(-1, keepdim=True).clamp(min=1))[:, None], allowed, kinds, reach))
-    null = {f"{name}_null": value[:, 0] for name, value in equal.means().items() if name != "uniform"}
-    return found.means() | null
+        allowed = _allowed(mechanism.mask(block.i, block.j), real, block.rows, block.keys)
+        found.add(of_rows(block.weights, allowed, where(ids, block.i, block.j, allowed, reach), reach))
+    return found.means()
+
+
+def of_equal(heads: Heads, traces: Traces, layer: int, reach: int) -> dict[str, Float[Tensor, " b"]]:
+    """The scores of equal weights, which depend on the mask alone: of all layers that have the same they are found once."""
+    n, device, found = traces.ids.shape[1], traces.points.device, Means()
+    mask, ids, keys = (
+        heads.mechanism.under(traces.unseen(layer)).mask,
+        traces.ids.to(device),
+        torch.arange(n, device=device),
+    )
+    some = max(1, numbers_at_once(device) // (traces.ids.numel() * len(OF_KIND)))
+    for rows in (slice(low, low + some) for low in range(0, n, some)):
+        allowed = _allowed(mask(keys[rows], keys), traces.real, rows, slice(None))
+        equal = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1))[:, None]
+        found.add(of_rows(equal, allowed, where(ids, keys[rows], keys, allowed, reach), reach))
+    return {f"{name}_null": value[:, 0] for name, value in found.means().items() if name != "uniform"}
+
+
+def _allowed(
+    mask: Bool[Tensor, "*bh m k"], real: Bool[Tensor, "b n"], rows: slice, keys: slice
+) -> Bool[Tensor, "b m k"]:
+    return (mask if mask.ndim == 2 else mask[:, 0]) & real[:, rows, None] & real[:, None, keys]
+
+
+def _alike(one: Heads, other: Heads) -> bool:
+    """Whether both forbid the same, as far as can be told without looking at every pair."""
+    a, b = one.mechanism.mask, other.mechanism.mask
+    return a is b or (a.is_causal and b.is_causal) or (a.forbids_nothing and b.forbids_nothing)
+
+
+def _nulls(row: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x for name, x in row.items() if name.endswith("_null")}
 
 
 class Means:
@@ -161,10 +190,12 @@ def of_rows(
     """The scores of every row, and which rows count: those that have a key of that kind."""
     count = allowed.sum(-1)
     wide = count >= 2 * reach
-    found = {}
-    for name, keys in kinds.items():
-        mass = (weights * keys[:, None]).sum(-1, dtype=torch.float64)
-        found[name] = mass, keys.any(-1) & wide if name == "local" else keys.any(-1)
+    keys = torch.stack(list(kinds.values()), -1)
+    masses = torch.einsum("bhmk,bmkt->tbhm", weights, keys.to(weights.dtype)).double()  # the weights are read once
+    counted = {
+        name: some & wide if name == "local" else some for name, some in zip(kinds, keys.any(2).unbind(-1), strict=True)
+    }
+    found = {name: (mass, counted[name]) for name, mass in zip(kinds, masses, strict=True)}
     entropy = torch.special.entr(weights).sum(-1, dtype=torch.float64) / count.clamp(min=2).double().log()[:, None]
     return found | {"uniform": (entropy, wide & (count > 1))}
 

@@ -22,7 +22,10 @@ Screened = Annotated[
 JobFile = Annotated[
     Path | None, typer.Option("--job", help="Read these settings from a TOML file; what is typed goes before.")
 ]
-Data = Annotated[list[Path] | None, typer.Option(help="Text files or a prepared directory, as for train.")]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(help="Text files or a prepared directory, as for train; two_moons and digits need none."),
+]
 Out = Annotated[Path | None, typer.Option(help="Directory of the race; one that is there goes on.")]
 HeldOut = Annotated[list[Path] | None, typer.Option(help="Files to measure on (default: a share of --data).")]
 HeldOutTokens = Annotated[
@@ -87,7 +90,7 @@ def race(
         show_entrants()
     elif report is not None:
         show_report(report, target, halves, logs, json, csv, html, explain)
-    elif out is None or (job is None and (recipe is None or not data or not mechanisms)):
+    elif out is None or (job is None and (recipe is None or not mechanisms)):
         raise typer.BadParameter(
             "type rheoscope race RECIPE --mechanisms A,B --data FILE… --out DIR, --job FILE --out DIR, --report DIR, or --list"
         )

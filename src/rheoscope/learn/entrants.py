@@ -115,7 +115,9 @@ def penalties(name: str) -> dict[str, float]:
         try:
             found[what] = float(strength)
         except ValueError as error:
-            raise RheoscopeError(f"a penalty is NAME=NUMBER, got {told!r}; type untied+asymmetry=0.1") from error
+            raise RheoscopeError(
+                f"a penalty is NAME=NUMBER, got {told!r}; type --mechanisms untied+asymmetry=0.1"
+            ) from error
     return found
 
 

@@ -190,8 +190,9 @@ def trained(
     model: Running, edits: Edits, train: Windows, held: Windows, how: Healing, tell: Callable[[int, float], object]
 ) -> dict[str, list[Any]]:
     """One arm: tokens seen and held-out losses; the weights are as before at the end."""
-    weights = [p for p in model.network.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in weights]
+    weights = [p for p in model.network.parameters() if p.is_floating_point()]
+    before, trainable = [p.detach().clone() for p in weights], [p.requires_grad for p in weights]
+    model.network.requires_grad_(True)  # a model that is only looked at may be frozen
     optimiser = torch.optim.AdamW(weights, how.rate, (0.9, 0.95), weight_decay=0.0)
     found: dict[str, list[Any]] = {"tokens": [], "loss": []}
     try:
@@ -209,8 +210,9 @@ def trained(
                 optimiser.zero_grad(set_to_none=True)
     finally:
         with torch.no_grad():
-            for parameter, kept in zip(weights, before, strict=True):
+            for parameter, kept, was in zip(weights, before, trainable, strict=True):
                 parameter.copy_(kept)
+                parameter.requires_grad_(was)
     return found
 
 

@@ -31,7 +31,7 @@ class Job:
 
     recipe: str
     mechanisms: tuple[str, ...]
-    data: tuple[Path, ...]
+    data: tuple[Path, ...] = ()
     seeds: int = 12
     rates: tuple[float, ...] = ()
     screen: str = ""
@@ -76,7 +76,7 @@ def from_mapping(told: Mapping[str, Any]) -> Job:
             raise RheoscopeError(f"a race has no setting {name!r}; it has {', '.join(known)}")
         if isinstance(value, str) == (name not in ("recipe", "screen")):
             raise RheoscopeError(f"{name} is {_kind(name)}, got {value!r}; write it so")
-    missing = next((name for name in ("recipe", "mechanisms", "data") if not told.get(name)), None)
+    missing = next((name for name in ("recipe", "mechanisms") if not told.get(name)), None)
     if missing:
         raise RheoscopeError(
             f"a race needs a {missing}; type rheoscope race RECIPE --mechanisms A,B --data FILE… --out DIR"

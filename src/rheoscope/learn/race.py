@@ -31,6 +31,7 @@ from rheoscope.learn.initial import drawn
 from rheoscope.learn.learner import Learner, Losses, lone_learner, packed_learner
 from rheoscope.learn.packed import CannotPack
 from rheoscope.models.config import Config
+from rheoscope.models.known_tokens import start_known
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.state import Say
 from rheoscope.models.task import Batch, Task
@@ -244,6 +245,8 @@ class Running:
         """Those of an entrant, made once: what is compiled serves all its rates; fresh ones are at their initial weights."""
         if fresh or pack.entrant not in self.learners:
             models = [drawn(pack.recipe.config, seed).to(self.device) for seed in pack.seeds]
+            for model in models:
+                start_known(model, self.task)
             self.learners[pack.entrant] = made = self._made(pack, models)
             for learner in made if self.compiled else ():
                 learner.compile(BY_BLOCKS)

@@ -16,8 +16,8 @@ from rheoscope.learn.kept import DATA, SCREEN, write_logs
 from rheoscope.learn.race import Look, Race, Tell, race
 from rheoscope.learn.result import FIELDS, looks, result, times
 from rheoscope.models.recipes import setting
-from rheoscope.models.sources import corpus_for
-from rheoscope.models.task import Task, task_of
+from rheoscope.models.sources import check_data, task_for
+from rheoscope.models.task import Task
 from rheoscope.models.train import placed
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_tables, save_csv
@@ -60,11 +60,11 @@ def show_race(job: Job, out: Path, device: str | None = None, deterministic: boo
     """Prepare the data, race or go on racing; gives whether this process is the one that tells of it."""
     wanted, shorter = job.race(), job.shorter()
     wanted.packs()  # a name that is not known is told before anything is prepared
+    check_data(job.recipe, [*job.data, *job.held_out])
     before = None if shorter is None else shorter.race(wanted)
     with placed(device) as place:
         with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
-            corpus = corpus_for(wanted.recipe, job.data, job.held_out, out / DATA, place, told)
-        task = task_of(corpus, wanted.recipe)
+            task, _ = task_for(job.recipe, wanted.recipe, job.data, job.held_out, out / DATA, place, told)
         try:
             with racing(place.first) as tell:
                 run = partial(race, task=task, device=device, deterministic=deterministic, tell=tell, say=_say)

@@ -63,7 +63,7 @@ def train(
 
     if listed:
         show_recipes()
-    elif recipe is None or not data or out is None:
+    elif recipe is None or out is None:
         raise typer.BadParameter("type rheoscope train RECIPE --data FILE… --out DIR, or --list for the recipes")
     else:
         looks = None
@@ -73,7 +73,7 @@ def train(
             at, folder = marked(look), out
             looks = lambda task, wanted: Looks.of(at, folder, task, wanted)  # noqa: E731
         told = held_out or (), settings or (), steps, device, tensorboard, penalty or ()
-        show(recipe, data, out, *told, looks=looks)
+        show(recipe, data or (), out, *told, looks=looks)
 
 
 def learned(run: Run, json: Json = None, csv: Csv = None, html: Html = None, explain: Explain = False) -> None:

@@ -32,7 +32,7 @@ def asymmetry(model: nn.Module, ids: Ids | None = None) -> Each:
 
     >>> from rheoscope.models.config import Config
     >>> from rheoscope.models.transformer import build
-    >>> asymmetry(build(Config(vocabulary=9, width=8, depth=1, heads=2, projection="tied"))).tolist()
+    >>> asymmetry(build(Config(vocabulary=9, width=8, depth=1, heads=2, projection="tied"))).round(decimals=5).tolist()
     [0.0]
     """
     return torch.stack([of_heads(*folded(one)) for one in model.modules() if isinstance(one, Block)]).mean((0, -1))
@@ -58,7 +58,7 @@ def of_heads(A: Float[Tensor, "*h d k"], B: Float[Tensor, "*h d k"]) -> Float[Te
         across = B.mT @ A
         size = ((A.mT @ A) * (B.mT @ B)).sum((-2, -1))
         again = (across * across.mT).sum((-2, -1))
-        return 2 - 2 * torch.where(size > 0, again / torch.where(size > 0, size, 1), 1)
+        return (2 - 2 * torch.where(size > 0, again / torch.where(size > 0, size, 1), 1)).clamp(min=0)
 
 
 def residual(model: nn.Module, ids: Ids) -> Each:

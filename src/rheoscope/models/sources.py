@@ -1,21 +1,59 @@
-"""From the files that a person names to a corpus: tokenised once, and used again by the same files."""
+"""From what a person names to a task: the files of a corpus, tokenised once and used again, or data that a recipe makes itself."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rheoscope.files import write_file
 from rheoscope.models.data import MASKED, Corpus, Progress, prepare
+from rheoscope.models.digits import Digits
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PairCorpus, prepare_pairs
+from rheoscope.models.task import Task, task_of
 from rheoscope.models.text_files import END_OF_TEXT
 from rheoscope.models.token_files import MANIFEST, TOKENIZER, filling
 from rheoscope.models.train import Place
+from rheoscope.models.two_moons import TwoMoons
 from rheoscope.shapes import RheoscopeError
 
 REQUEST = "request.json"
 PARTS = (TOKENIZER, "train.bin", "held_out.bin", "train_ends.bin", "held_out_ends.bin")
 """What a corpus is made of, beside its manifest and its request."""
+
+
+MADE: dict[str, Callable[[], Task]] = {"two_moons": TwoMoons, "digits": Digits}
+"""Recipes that need no files, by name, and what they learn."""
+
+
+def check_data(name: str, data: Sequence[Path]) -> None:
+    """Refuse files for a recipe that makes its own data, and none for one that does not.
+
+    >>> check_data("digits", [])
+    >>> check_data("tiny", [])
+    Traceback (most recent call last):
+    rheoscope.shapes.RheoscopeError: recipe tiny learns from files, got none; type --data FILE…
+    """
+    if data and name in MADE:
+        raise RheoscopeError(f"recipe {name} makes its own data, got {data[0]}; leave --data and --held-out out")
+    if not data and name not in MADE:
+        raise RheoscopeError(f"recipe {name} learns from files, got none; type --data FILE…")
+
+
+def task_for(
+    name: str,
+    recipe: Recipe,
+    data: Sequence[Path],
+    held_out: Sequence[Path],
+    out: Path,
+    place: Place,
+    progress: Progress | None = None,
+) -> tuple[Task, Path | None]:
+    """What the recipe of a name learns, and the tokenizer of its texts where it has some."""
+    check_data(name, [*data, *held_out])
+    if name in MADE:
+        return MADE[name](), None
+    corpus = corpus_for(recipe, data, held_out, out, place, progress)
+    return task_of(corpus, recipe), corpus.tokenizer
 
 
 def corpus_for(

@@ -70,7 +70,7 @@ class Prose:
         return IGNORED
 
     def check(self, recipe: Recipe) -> None:
-        _check_form(recipe, "decoder", "text is")
+        check_form(recipe, "decoder", "text is")
         self.batch(0, recipe)
         next(iter(self.held_out(recipe)))
 
@@ -130,7 +130,7 @@ class Masked:
         return IGNORED
 
     def check(self, recipe: Recipe) -> None:
-        _check_form(recipe, "encoder", "masked text is")
+        check_form(recipe, "encoder", "masked text is")
         self.batch(0, recipe)
         next(iter(self.held_out(recipe)))
 
@@ -175,7 +175,7 @@ class Translation:
         return PAD
 
     def check(self, recipe: Recipe) -> None:
-        _check_form(recipe, "encoder-decoder", "sentence pairs are")
+        check_form(recipe, "encoder-decoder", "sentence pairs are")
         widest = max(int(part.widths().max(initial=0)) for part in (self.corpus.train, self.corpus.held_out))
         if widest > (most := min(recipe.config.context, recipe.batch * recipe.context // recipe.accumulate)):
             raise RheoscopeError(
@@ -228,7 +228,8 @@ class Objective(nn.Module):
         return self.task.loss(self.model, (x, y), self.smoothing)
 
 
-def _check_form(recipe: Recipe, form: str, what: str) -> None:
+def check_form(recipe: Recipe, form: str, what: str) -> None:
+    """Refuse a recipe whose model is of another form than this data is for."""
     if recipe.config.form != form:
         raise RheoscopeError(
             f"{what} for form={form}, this recipe has form={recipe.config.form}; type another recipe or other data"

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rheoscope.files import write_file
 from rheoscope.models import state
+from rheoscope.models.known_tokens import start_known
 from rheoscope.models.optimiser import optimisers, rate_at
 from rheoscope.models.penalty import penalty
 from rheoscope.models.recipes import Recipe
@@ -111,6 +112,7 @@ def train(
         task.check(recipe)
         torch.manual_seed(recipe.seed)
         model = build(recipe.config).to(place.device)
+        start_known(model, task)
         made = optimisers(model, recipe)
         progress = _begin(recipe, out, model, made, place, tokenizer, say or _silent)
         run = Run(recipe, task, out, tokenizer, model, made, place, tell or _silent, say or _silent, look or _silent)

@@ -12,8 +12,8 @@ from rheoscope.files import undone
 from rheoscope.models import state
 from rheoscope.models.recipes import RECIPES, Recipe, recipe, setting
 from rheoscope.models.run_directory import check_out
-from rheoscope.models.sources import corpus_for
-from rheoscope.models.task import Task, task_of
+from rheoscope.models.sources import check_data, task_for
+from rheoscope.models.task import Task
 from rheoscope.models.train import Figures, Look, Place, Tell, placed, train
 from rheoscope.report.console import console
 from rheoscope.report.duration import beforehand, speed, telling_pace
@@ -82,11 +82,12 @@ def show(
         wanted = recipe(name).but(**changes)
     except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
         raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
+    check_data(name, [*data, *held_out])
     with placed(device) as place:
         if place.first:
             check_out(out, wanted.told())
         try:
-            line = _trained(wanted, data, held_out, out, device, tensorboard, place, looks)
+            line = _trained(name, wanted, data, held_out, out, device, tensorboard, place, looks)
         except KeyboardInterrupt:
             if place.first:
                 _say(f"stopped, {state.kept(out)}; type the same command to go on")
@@ -109,6 +110,7 @@ def strength(told: str) -> tuple[str, float]:
 
 
 def _trained(
+    name: str,
     wanted: Recipe,
     data: Sequence[Path],
     held_out: Sequence[Path],
@@ -120,19 +122,18 @@ def _trained(
 ) -> str:
     """Prepare, train, and the line that ends it."""
     with preparing(place.first) as told, undone(out) if place.first else nullcontext():
-        corpus = corpus_for(wanted, data, held_out, out / "data", place, told)
-        task = task_of(corpus, wanted)
+        task, tokenizer = task_for(name, wanted, data, held_out, out / "data", place, told)
         task.check(wanted)
         look = None if looks is None else looks(task, wanted)
     begun = state.kept_step(out)
     pace = _pace(wanted, begun, task.vocabulary, place)
     with learning(wanted, out, begun, place.first, tensorboard) as tell:
         hear = lambda one: (tell(one), pace(one))  # noqa: E731
-        figures = train(wanted, task, out, corpus.tokenizer, device, tell=hear, say=_say, look=look)
+        figures = train(wanted, task, out, tokenizer, device, tell=hear, say=_say, look=look)
     finished = begun == wanted.steps
     did = f"{out} is finished at step {wanted.steps:,}" if finished else f"wrote {out}"
     more = f"; --steps {2 * wanted.steps} would go on" if finished else ""
-    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}){more}; type {next_words(wanted, out)}"
+    return f"{did} (held out: {described(figures)}, at step {figures['step']:,}){more}; type {next_words(wanted, out, tokenizer)}"
 
 
 def _pace(wanted: Recipe, begun: int, vocabulary: int, place: Place) -> Tell:
@@ -145,14 +146,17 @@ def _pace(wanted: Recipe, begun: int, vocabulary: int, place: Place) -> Tell:
     return telling_pace(wanted, begun, _say)
 
 
-def next_words(trained: Recipe, out: Path) -> str:
-    """What to type next: an encoder continues no text, but it can be looked at.
+def next_words(trained: Recipe, out: Path, tokenizer: Path | None) -> str:
+    """What to type next: an encoder continues no text, but it can be looked at; what reads no text opens in Python.
 
     >>> from rheoscope.models.recipes import encoder, tiny
-    >>> next_words(tiny(), Path("run")), next_words(encoder(), Path("run"))
-    ('rheoscope generate --model run "…"', 'rheoscope "…" --model run')
+    >>> text = Path("tokenizer.json")
+    >>> next_words(tiny(), Path("run"), text), next_words(encoder(), Path("run"), text), next_words(encoder(), Path("run"), None)
+    ('rheoscope generate --model run "…"', 'rheoscope "…" --model run', "rheoscope.load('run') in Python")
     """
     named = shlex.quote(str(out))
+    if tokenizer is None:
+        return f"rheoscope.load({str(out)!r}) in Python"
     return (
         f'rheoscope "…" --model {named}'
         if trained.config.form == "encoder"

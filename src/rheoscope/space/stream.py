@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rheoscope.attention.lower.cudnn import HALF
+from rheoscope.attention.lower.kernels.offer import TRITON
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.beside import beside
 from rheoscope.space.crossing import Crossing
@@ -113,7 +115,15 @@ def watching(description: Description, points: Float[Tensor, "b p n d"]) -> Iter
 
 
 def _keep(points: Tensor, at: int, added: bool, x: Tensor) -> None:
-    points[:, at] = x.detach().reshape(points[:, at].shape)
+    there = points[:, at]
+    x = x.detach().reshape(there.shape)
+    in_one_piece = x.is_contiguous() and there.is_contiguous()
+    if TRITON and x.is_cuda and in_one_piece and x.dtype in HALF and there.dtype == torch.float32:
+        from rheoscope.attention.lower.kernels.widen import widen
+
+        widen(x, there)
+    else:
+        points[:, at] = x
     if added:
         points[:, at] += points[:, at - 1]
 

@@ -1,12 +1,8 @@
 """Every experiment reproduces its numbers; names are looked up, and a wrong one is told in one line."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dis import get_instructions
 from inspect import getdoc, unwrap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +10,7 @@ import pytest
 import rheoscope as rs
 from rheoscope.report.plot.dynamics import DRAWN as FIGURES
 from tests.flow.dynamics.cases import done
+from tests.processes import forget, forked
 
 NAMES = sorted(rs.experiments())
 DRAWN = ("causal", "free_space", "gaussian", "rank_collapse")
@@ -106,39 +103,26 @@ def test_a_name_like_none_lists_all() -> None:
         rs.dynamics("xyzzy")
 
 
+def imported_in_any_order() -> None:
+    forget()
+    import rheoscope as again
+    import rheoscope.flow.dynamics as folder
+    import rheoscope.flow.dynamics.particles
+
+    assert again is not rs
+    for _ in range(2):
+        assert callable(again.dynamics)
+        assert again.dynamics is not folder
+        from rheoscope import dynamics
+
+        assert dynamics is again.dynamics
+        import rheoscope.report.dynamics
+        import rheoscope.report.plot.dynamics
+
+
 def test_the_name_stays_a_function_whatever_was_imported() -> None:
-    with imported_anew():
-        import rheoscope as again
-        import rheoscope.flow.dynamics as folder
-        import rheoscope.flow.dynamics.particles
-
-        assert again is not rs
-        for _ in range(2):
-            assert callable(again.dynamics)
-            assert again.dynamics is not folder
-            from rheoscope import dynamics
-
-            assert dynamics is again.dynamics
-            import rheoscope.report.dynamics
-            import rheoscope.report.plot.dynamics
-
-
-@contextmanager
-def imported_anew() -> Iterator[None]:
-    """As in a process that has imported nothing of the package yet; what is imported meanwhile is forgotten."""
-
-    def ours() -> dict[str, Any]:
-        return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "rheoscope"}
-
-    before = ours()
-    for name in before:
-        del sys.modules[name]
-    try:
-        yield
-    finally:
-        for name in ours():
-            del sys.modules[name]
-        sys.modules.update(before)
+    ended = forked(imported_in_any_order)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from rheoscope.attention.lower import joined
 from rheoscope.attention.lower import past as plain
-from rheoscope.attention.lower.kernels import join, past, rows, sink
+from rheoscope.attention.lower.kernels import join, past, rows, sink, widen
 from rheoscope.attention.lower.rows import Made, by_torch
 from tests.attention.cases import gap, random
 
@@ -70,3 +70,11 @@ def test_near_and_far_joined() -> None:
     assert max(gap(x, y) for x, y in zip(own, right, strict=True)) < 2e-3
     back, due = join.give_back(g, near, own[0], own[2]), joined.give_back(g, near, own[0], own[2])
     assert max(gap(x, y) for x, y in zip(back, due, strict=True)) < 1e-2
+
+
+@pytest.mark.parametrize("count", [1, 8192, 20_001])
+def test_widened_numbers_are_those_that_were_there(count: int) -> None:
+    x, out = random(0, count).half(), torch.full((count + 1,), torch.nan)
+    widen.widen(x, out[:-1])
+    assert torch.equal(out[:-1], x.float())
+    assert out[-1].isnan()
