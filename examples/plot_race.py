@@ -22,7 +22,20 @@ from rheoscope.space.chance import student_ends
 GREEN, BLUE = "#2a8f5b", "#27508f"
 VERDICTS = {AHEAD: (BLUE, "<"), BEHIND: (ACCENT, ">")}
 """Colour and shape."""
-HUES = (BLUE, ACCENT, GREEN, "#8f5bc0", "#c08a1e", "#1e9bb0", "#b0508a", "#7a6a4f", "#5aa9e6", "#4d7c0f", "#d98880", "#5f6b7a")
+HUES = (
+    BLUE,
+    ACCENT,
+    GREEN,
+    "#8f5bc0",
+    "#c08a1e",
+    "#1e9bb0",
+    "#b0508a",
+    "#7a6a4f",
+    "#5aa9e6",
+    "#4d7c0f",
+    "#d98880",
+    "#5f6b7a",
+)
 SHOWN = 7
 """Curves that one panel can hold: the ends and the middle of the field."""
 GEOMETRY = ("symmetry", "positive_share", "agreement", "effective_rank", "toward_next", "induction")

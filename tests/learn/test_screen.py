@@ -1,6 +1,7 @@
 """Rates chosen in a shorter race before, and a race as a file."""
 
 import json
+import shutil
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -147,8 +148,8 @@ def test_a_screen_is_shorter() -> None:
         Screen.of("short")
 
 
-def test_entrants_may_join_a_screened_race(raced: tuple[Path, Any]) -> None:
-    out, _ = raced
+def test_entrants_may_join_a_screened_race(raced: tuple[Path, Any], tmp_path: Path) -> None:
+    out = Path(shutil.copytree(raced[0], tmp_path / "copy"))
     before = kept.read_race(out)
     joined = kept.same_race(
         out,
