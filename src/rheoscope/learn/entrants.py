@@ -61,6 +61,7 @@ ENTRANTS: dict[str, Entrant] = {
     "shared_kv": Entrant("W_K = W_V: what a token is found by is what it gives", to(projection="shared_kv")),
     "gated": Entrant("what a head takes is multiplied by a gate that the token opens", to(projection="gated")),
     "qk_norm": Entrant("queries and keys of length 1, scores are 10 times their cosine", to(mechanism="cosine")),
+    "unscaled": Entrant("dot products that are not divided by √(head width): as sharp as mahalanobis starts", to(options={"scale": 1.0})),
     "metric": Entrant("scores fall with the squared distance of query and key", metric()),
     "metric_map": Entrant("one learned map of queries and keys, scores fall with their squared distance in it", to(mechanism="metric_map")),
     "mahalanobis": Entrant("a learned metric, scores fall with the squared distance in it", to(mechanism="mahalanobis")),
