@@ -127,11 +127,12 @@ def test_a_job_that_is_none_is_refused(changed: dict[str, Any], said: str) -> No
 
 @pytest.mark.parametrize("file", sorted(RACES.glob("*.toml")), ids=lambda file: file.stem)
 def test_the_races_of_the_results_are_races(file: Path) -> None:
+    """Each entrant at the best of the same rates, chosen in a shorter race or in the race itself."""
     job = from_mapping(from_toml(file))
     shorter = job.shorter()
-    assert shorter is not None
     assert len(job.race().packs()) >= 9
-    assert shorter.race(job.race()).recipe.steps <= job.of().steps / 4
+    assert len(job.rates) >= 2
+    assert shorter is None or shorter.race(job.race()).recipe.steps <= job.of().steps / 4
 
 
 def test_the_page_draws_what_was_seen(raced: tuple[Path, Any]) -> None:
