@@ -83,9 +83,10 @@ def test_a_dead_driver_leaves_a_folder_that_goes_on(cluster: Any, whole: tuple[J
     run = tmp_path / "run"
     words = [sys.executable, "-c", DRIVER, str(asked.model), asked.texts[0], str(run), cluster.address]
     driver = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while len(done(run)) < 2:
+    while not done(run):
         assert driver.poll() is None
-        time.sleep(0.05)
+        time.sleep(0.01)
+    driver.send_signal(signal.SIGSTOP)  # it holds the folder, and hands out nothing more
     with pytest.raises(RheoscopeError, match="is being worked on by process"):
         resume(run)
     driver.kill()
