@@ -4,10 +4,12 @@ import os
 import re
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count, permutations
 from pathlib import Path
+from typing import Any
 
 from rheoscope.shapes import RheoscopeError
 
@@ -200,3 +202,13 @@ def _same(one: Path, other: Path) -> bool:
         if one.samefile(other):
             return True
     return str(_real(one)).casefold() == str(_real(other)).casefold()
+
+
+def job_settings(path: Path) -> dict[str, Any]:
+    """What a TOML file behind `--job` says; a file that cannot be read is told in one line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RheoscopeError(f"there is no file {path}; type --job and the name of a TOML file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RheoscopeError(f"cannot read {path}: {error}; type --job and the name of a TOML file") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rheoscope.corpus.questions import Question, check
+from rheoscope.files import job_settings
 from rheoscope.shapes import RheoscopeError
 
 STANDARD = ("trajectory", "clusters", "readout", "head_statistics")
@@ -87,12 +88,7 @@ def from_mapping(told: Mapping[str, Any]) -> Job:
 
 def from_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file; names of files in it are seen from where it lies."""
-    try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RheoscopeError(f"there is no file {path}; type --job and the name of a TOML file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RheoscopeError(f"cannot read {path}: {error}; type --job and the name of a TOML file") from error
+    told = job_settings(path)
     texts = told.get("texts", [])
     told["texts"] = [str(path.parent / one) for one in ([texts] if isinstance(texts, str) else texts)]
     return told

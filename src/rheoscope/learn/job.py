@@ -11,12 +11,12 @@ steps = 200
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rheoscope.files import job_settings
 from rheoscope.learn.race import Race
 from rheoscope.learn.screen import Screen
 from rheoscope.models.recipes import Recipe, recipe
@@ -92,10 +92,5 @@ def _kind(name: str) -> str:
 
 def from_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file; names of files in it are seen from where it lies."""
-    try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RheoscopeError(f"there is no file {path}; type --job and the name of a TOML file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RheoscopeError(f"cannot read {path}: {error}; type --job and the name of a TOML file") from error
+    told = job_settings(path)
     return told | {name: [path.parent / one for one in told[name]] for name in FILES if name in told}
