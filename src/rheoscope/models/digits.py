@@ -6,12 +6,12 @@ from functools import cache
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from rheoscope.models.data import IGNORED, seeded
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.task import Batch, check_form, nats, per_token
+from rheoscope.models.task import Batch, SomeTokens, check_form
 from rheoscope.shapes import RheoscopeError
 
 SHADES, PIXELS, PATCHES, CLASSES = 4, 4, 16, 10
@@ -25,7 +25,7 @@ HELD_OUT_SHARE = 5
 
 
 @dataclass(frozen=True)
-class Digits:
+class Digits(SomeTokens):
     """Which digit an image shows: 16 patches of 2 × 2 pixels are tokens, the answer stands at one more that asks.
 
     **Formula** a pixel has one of 4 shades, a patch one of 4⁴ = 256 ids; 256 asks, 257 … 266 are the digits. A row is the
@@ -72,16 +72,6 @@ class Digits:
         shades = torch.arange(ASK)[:, None] // WORTH % SHADES
         known = torch.cat([2 * shades / (SHADES - 1) - 1, torch.ones(ASK, 1)], 1)
         return torch.cat([known, torch.zeros(1 + CLASSES, known.shape[1])])
-
-    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
-        x, y = batch
-        return nats(model(x), y, smoothing, self.ignored)
-
-    def count(self, batch: Batch) -> int:
-        return int((batch[1] != self.ignored).sum())
-
-    def figures(self, nats: float, tokens: int) -> dict[str, float]:
-        return per_token(nats, tokens)
 
 
 def trained(images: int) -> int:

@@ -6,6 +6,7 @@ Losses are sums over tokens beside how many tokens they are of, so that pieces o
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -97,8 +98,26 @@ HELD_OUT = -1
 """In the place of a step: held-out tokens are hidden in the same places whenever they are asked for."""
 
 
+class SomeTokens(ABC):
+    """What is to be said of some of the tokens: the others are `ignored` in the answers."""
+
+    @property
+    @abstractmethod
+    def ignored(self) -> int: ...
+
+    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+        x, y = batch
+        return nats(model(x), y, smoothing, self.ignored)
+
+    def count(self, batch: Batch) -> int:
+        return int((batch[1] != self.ignored).sum())
+
+    def figures(self, nats: float, tokens: int) -> dict[str, float]:
+        return per_token(nats, tokens)
+
+
 @dataclass(frozen=True)
-class Masked:
+class Masked(SomeTokens):
     """The hidden tokens, from all others (BERT, arXiv:1810.04805): (x, y) with y the tokens at chosen places, ignored elsewhere.
 
     **Formula** 15 % of the places of each row are chosen, at least one; of these 80 % show the token `mask`, 10 % a token
@@ -148,16 +167,6 @@ class Masked:
         fate, other = torch.rand(x.shape, generator=draw), torch.randint(self.vocabulary, x.shape, generator=draw)
         shown = torch.where(fate < HIDDEN, self.mask, torch.where(fate < HIDDEN + REPLACED, other, x))
         return torch.where(chosen, shown, x), torch.where(chosen, x, IGNORED)
-
-    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
-        x, y = batch
-        return nats(model(x), y, smoothing, self.ignored)
-
-    def count(self, batch: Batch) -> int:
-        return int((batch[1] != self.ignored).sum())
-
-    def figures(self, nats: float, tokens: int) -> dict[str, float]:
-        return per_token(nats, tokens)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from rheoscope.models.data import IGNORED, seeded
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.task import HELD_OUT, Batch, check_form, nats, per_token
+from rheoscope.models.task import HELD_OUT, Batch, SomeTokens, check_form
 from rheoscope.shapes import RheoscopeError
 
 MOONS, STATES = 2, 3
@@ -25,7 +25,7 @@ SETS = 256
 
 
 @dataclass(frozen=True)
-class TwoMoons:
+class TwoMoons(SomeTokens):
     """Which of two moons a point lies on, from a few others that show theirs: nearness along a curved cloud is all there is to go by.
 
     **Answers** whether a way to attend learns to compare tokens by where they are. Every set is turned by an angle of its own,
@@ -98,16 +98,6 @@ class TwoMoons:
         waves = [wave(math.pi * count * at) for count in WAVES for wave in (torch.sin, torch.cos)]
         shows = torch.tensor([1.0, -1.0, 0.0])[state]
         return functional.pad(torch.cat([*waves, shows[:, None]], -1), (0, 0, MOONS, 0))
-
-    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
-        x, y = batch
-        return nats(model(x), y, smoothing, self.ignored)
-
-    def count(self, batch: Batch) -> int:
-        return int((batch[1] != self.ignored).sum())
-
-    def figures(self, nats: float, tokens: int) -> dict[str, float]:
-        return per_token(nats, tokens)
 
 
 def on_moons(moon: Int[Tensor, "s n"], noise: float, draw: torch.Generator) -> Float[Tensor, "s n 2"]:
