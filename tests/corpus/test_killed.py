@@ -29,7 +29,7 @@ MOMENTS = 16
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """What every run does, done once: what a process imports, opens and plans, no run does again."""
     model, texts = tiny_model(tmp_path / "model"), text_file(tmp_path / "texts.txt", lines(14))
-    asked = job(model, texts, shard=125, analyses={"head_types": {}})
+    asked = job(model, texts, shard=125, analyses={"massive_tokens": {}})
     opened = driving.open_model(asked)
     monkeypatch.setattr(driving, "open_model", lambda job: opened)
     driving.drive(asked, tmp_path / "before")
