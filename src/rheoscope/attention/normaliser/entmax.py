@@ -66,13 +66,13 @@ def entmax(s: Scores, alpha: float) -> Weights:
 
 def bisect(x: Scores, alpha: float, steps: int = 80) -> Threshold:
     """tau by halving [-1, 0], the interval in which it lies when the largest x is 0; for any alpha, slow and obvious."""
-    low = torch.full_like(x[..., :1], -1.0)
-    high = torch.zeros_like(low)
+    low, width = torch.full_like(x[..., :1], -1.0), 1.0
     for _ in range(steps):
-        middle = (low + high) / 2
+        width /= 2
+        middle = low + width
         too_much = ((x - middle).clamp(min=0) ** (1 / (alpha - 1))).sum(-1, keepdim=True) >= 1
-        low, high = torch.where(too_much, middle, low), torch.where(too_much, high, middle)
-    return (low + high) / 2
+        low = torch.where(too_much, middle, low)
+    return low + width / 2
 
 
 def _sparsemax_threshold(x: Scores) -> Threshold:
