@@ -1,7 +1,7 @@
 """The cheapest way from one cloud to another: exact assignments, what they cost, and what chance gives; many pairs at once."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import stdev
 
@@ -50,10 +50,11 @@ def all_moved(texts: Sequence[OfText], pairs: Sequence[Ends], draws: Sequence[in
         return
     for group in _groups([points.shape[1] for points in texts], len(pairs)):
         tables = [_tables(texts[text], [pairs[at] for at in some]) for text, some in group]
+        spread = on_cores if max(one.x.shape[1] for one in tables) >= SHARED or any(draws) else map
+        tables = tables if spread is on_cores else [one.at_hand() for one in tables]
         jobs = [
             (one, at, draws[pair]) for one, (_, some) in zip(tables, group, strict=True) for at, pair in enumerate(some)
         ]
-        spread = on_cores if max(one.x.shape[1] for one in tables) >= SHARED or any(draws) else map
         solved = iter(spread(lambda job: job[0].solved(job[1], job[2], seed), jobs))
         for one in tables:
             yield from one.told(list(islice(solved, len(one.x))))
@@ -88,6 +89,10 @@ class _Tables:
     cost: Float[Tensor, "p n n"]
     turned: Float[Tensor, "p n n"]
 
+    def at_hand(self) -> "_Tables":
+        """All costs fetched at once: sooner where they are small; large ones are fetched by the core that solves them."""
+        return replace(self, cost=self.cost.cpu(), turned=self.turned.cpu())
+
     def solved(self, at: int, draws: int, seed: int) -> tuple[Tensor, Tensor, Drawn]:
         """The couplings of one pair, and what chance gives."""
         orders = permutations(self.x.shape[1], draws, seed)
@@ -109,7 +114,7 @@ class _Tables:
 def _tables(points: Clouds, pairs: Sequence[Ends]) -> _Tables:
     first, last = (torch.tensor([pair[end] for pair in pairs], device=points.device) for end in (0, 1))
     x, y = points[first], points[last]
-    return _Tables(x, y, squared_distances(x, y).cpu(), squared_distances(_directions(x), _directions(y)).cpu())
+    return _Tables(x, y, squared_distances(x, y), squared_distances(_directions(x), _directions(y)))
 
 
 def moved(x: Cloud, y: Cloud, draws: int, seed: int) -> Moved:

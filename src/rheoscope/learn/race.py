@@ -2,7 +2,7 @@
 
     for every mark (a step at which all are measured):
         for every pack (all seeds of one entrant at one rate):
-            fetch its state ─► train to the mark ─► measure ─► keep its state ─► leave the device
+            fetch its state ─► train to the mark ─► measure ─► keep its state ─► leave the device, where others need it
 
 So noise of the machine hits all alike, and what is killed loses at most one turn. A step is a function of (seed, step) alone: a race that
 goes on ends with the numbers of one that nothing disturbed.
@@ -239,6 +239,8 @@ class Running:
     written: "Future[None] | None" = None
     writing: Path | None = None
     learners: dict[str, list[Learner]] = field(default_factory=dict)
+    standing: dict[str, tuple[Path, int]] = field(default_factory=dict)
+    """Which pack of an entrant is on the device, and at which mark."""
     done: int = 0
     whole: int = 0
 
@@ -265,7 +267,7 @@ class Running:
     def turn(self, pack: Pack, folder: Path, lines: list[kept.Line], step: int | None, mark: int) -> None:
         """One pack from where it stands to a mark."""
         learners = self._learners(pack, fresh=step is None)
-        if step is not None:
+        if step is not None and self.standing.get(pack.entrant) != (folder, step):
             held = kept.state_of(folder, step)
             for learner in learners:
                 learner.fill(_own(held, learner), self.device)
@@ -283,8 +285,13 @@ class Running:
             kept.add_times(
                 folder, {"step": mark, "seconds": seconds, "tokens per second": speed, "learners": len(learners)}
             )
+        self.standing[pack.entrant] = (folder, mark)
         for learner in learners:
-            learner.leave()
+            learner.recorder.forget()
+        if not roomy(self.device):
+            del self.standing[pack.entrant]
+            for learner in learners:
+                learner.leave()
 
     def _wait(self) -> None:
         """Until what was handed over last is written; what went wrong with it goes wrong here."""
@@ -349,6 +356,13 @@ class Running:
         recipe = self.asked.recipe
         rows = recipe.batch // recipe.accumulate * recipe.context
         return islice(self.task.held_out(recipe), max(1, self.asked.held_out // rows))
+
+
+def roomy(device: torch.device) -> bool:
+    """Whether a pack may stay on the device while others train: less than half of it is held."""
+    if device.type != "cuda":
+        return False
+    return 2 * torch.cuda.memory_allocated(device) < torch.cuda.get_device_properties(device).total_memory
 
 
 def ahead(reader: ThreadPoolExecutor, read: Callable[[int], Work], begin: int, end: int) -> Iterator[tuple[int, Work]]:
