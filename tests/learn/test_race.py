@@ -146,6 +146,14 @@ def test_a_race_that_is_stopped_goes_on_to_the_same_files(at: int, undisturbed: 
     assert files(tmp_path / "out") == files(undisturbed)
 
 
+def test_where_packs_stay_on_the_device_the_files_are_the_same(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rheoscope.learn.race.roomy", lambda device: True)
+    race(small(), Letters(), tmp_path / "out", "cpu")
+    assert files(tmp_path / "out") == files(undisturbed)
+
+
 @pytest.mark.parametrize("at", [1, 4])
 def test_killed_between_two_files_it_goes_on_to_the_same(
     at: int, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
