@@ -5,7 +5,7 @@ in one operation, a CPU's generator for a tensor elsewhere and numpy of it raise
 made without the device of its inputs is found where no GPU is.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 AWAY = torch.device("meta")
 """The one device of torch that has neither numbers nor a driver of its own: the numbers are kept beside."""
+LISTS = (list, tuple)
 MIXED = {"copy_", "_to_copy", "index", "index_put_", "_index_put_impl_", "index_put", "_unsafe_index"}
 """What takes tensors of two devices on a GPU too: copies, and places told by a CPU."""
+
+
+LITERALS = {torch.tensor, torch.as_tensor, Tensor.new_tensor, Tensor.__getitem__, Tensor.__setitem__}
+"""What is given numbers of Python, or may be."""
 
 
 class Away(Tensor):
@@ -55,6 +60,11 @@ class Away(Tensor):
 
 
 class _Operations(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: what keeps the compiler out takes as long as the operations."""
+        return False
+
     def __torch_dispatch__(self, call: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return done(call, args, kwargs or {})
 
@@ -63,6 +73,8 @@ class _Literals(TorchFunctionMode):
     """Numbers of Python are made a tensor below the level of operations: they are sent away after that."""
 
     def __torch_function__(self, call: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if call not in LITERALS:
+            return call(*args, **kwargs or {})
         kwargs = dict(kwargs or {})
         if call in (torch.tensor, torch.as_tensor) and kwargs.get("device") == AWAY:
             del kwargs["device"]
@@ -90,7 +102,7 @@ def elsewhere() -> Iterator[torch.device]:
 
 def done(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """The operation on the CPU, told to be on the device where a GPU would have done it."""
-    name, tensors = call.overloadpacket.__name__, [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+    name, tensors = call.overloadpacket.__name__, [*tensors_in(args), *tensors_in(kwargs.values())]
     refuse(name, tensors)
     away = goes_away(name, tensors, args, kwargs.get("device"))
     if away and kwargs.get("generator") is not None:
@@ -98,7 +110,7 @@ def done(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("device") is not None:
         kwargs = kwargs | {"device": torch.device("cpu")}
     known = {id(_here(x)): x for x in tensors}
-    out = call(*each(_here, args), **{word: each(_here, given) for word, given in kwargs.items()})
+    out = call(*[each(_here, one) for one in args], **{word: each(_here, given) for word, given in kwargs.items()})
 
     def told(x: Tensor) -> Tensor:
         same = known.get(id(x))
@@ -109,13 +121,15 @@ def done(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return each(told, out)
 
 
-def tensors_in(given: Sequence[Any]) -> Iterator[Tensor]:
+def tensors_in(given: Iterable[Any]) -> list[Tensor]:
     """Of an operation's arguments, or of what stands in lists among them: torch's own trees take longer than the operations."""
+    found = []
     for one in given:
         if isinstance(one, Tensor):
-            yield one
-        elif type(one) in (list, tuple):
-            yield from tensors_in(one)
+            found.append(one)
+        elif type(one) in LISTS:
+            found += tensors_in(one)
+    return found
 
 
 def each(change: Callable[[Tensor], Tensor], x: Any) -> Any:
@@ -123,19 +137,15 @@ def each(change: Callable[[Tensor], Tensor], x: Any) -> Any:
     if isinstance(x, Tensor):
         return change(x)
     kind = type(x)
-    return kind([each(change, one) for one in x]) if kind is tuple or kind is list else x
+    return kind([each(change, one) for one in x]) if kind in LISTS else x
 
 
 def refuse(name: str, tensors: Sequence[Tensor]) -> None:
     """Tensors of two devices; a number alone may come from the CPU."""
-    assert all(isinstance(x, Away) or x.device != AWAY for x in tensors), (
-        f"{name}: numbers were lost on the way, see _Literals"
-    )
-    away = [isinstance(x, Away) for x in tensors]
-    if any(away) and name not in MIXED and any(not far and x.ndim for far, x in zip(away, tensors, strict=True)):
-        shapes = [
-            f"{tuple(x.shape)} {'elsewhere' if far else 'on the CPU'}" for far, x in zip(away, tensors, strict=True)
-        ]
+    near = [x for x in tensors if not isinstance(x, Away)]
+    assert not any(x.is_meta for x in near), f"{name}: numbers were lost on the way, see _Literals"
+    if 0 < len(near) < len(tensors) and name not in MIXED and any(x.ndim for x in near):
+        shapes = [f"{tuple(x.shape)} {'elsewhere' if isinstance(x, Away) else 'on the CPU'}" for x in tensors]
         raise RuntimeError(f"{name} of tensors on two devices: {', '.join(shapes)}")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rheoscope.models.data import IGNORED, MASKED, prepare, seeded
-from rheoscope.models.task import Masked, Objective, evaluate, nats, task_of
+from rheoscope.models.task import Masked, Objective, evaluate, nats, seed_draws, task_of
 from rheoscope.models.transformer import build
 from rheoscope.models.vocabulary import load_tokenizer
 from rheoscope.shapes import RheoscopeError
@@ -187,3 +187,13 @@ def test_a_text_without_a_token_that_hides_is_refused(tmp_path: Path) -> None:
 def test_a_corpus_and_a_recipe_know_their_task() -> None:
     assert isinstance(task_of(prose().corpus, small()), type(prose()))
     assert isinstance(task_of(translation().corpus, translator()), type(translation()))
+
+
+def test_draws_are_those_of_torchs_own_seed_and_nothing_is_kept_of_it() -> None:
+    """`torch.manual_seed` waits for every device that was not used yet: a stack trace for each, at each step, for ever."""
+    waiting = [len(kind._queued_calls) for kind in (torch.cuda, torch.xpu)]
+    seed_draws(2**63 - 1, CPU)
+    found = torch.rand(3)
+    assert [len(kind._queued_calls) for kind in (torch.cuda, torch.xpu)] == waiting
+    torch.manual_seed(2**63 - 1)
+    assert torch.equal(torch.rand(3), found)

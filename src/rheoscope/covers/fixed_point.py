@@ -281,18 +281,19 @@ def arnoldi(A: Map, v: Cloud, iterations: int) -> tuple[Float[Tensor, ""], Float
 
     The residual ‖Az − λz‖ of its unit vector z times the condition number of λ there (1 where A is symmetric), and rounding.
     """
-    basis, H = [(v / v.norm()).double()], torch.zeros(iterations + 1, iterations, dtype=torch.float64, device=v.device)
+    basis = torch.zeros(iterations + 1, v.numel(), dtype=torch.float64, device=v.device)
+    H = basis.new_zeros(iterations + 1, iterations)
+    basis[0] = (v / v.norm()).double().flatten()
     for step in range(iterations):
-        w = A(basis[-1].to(v.dtype)).double()
+        w, known = A(basis[step].view_as(v).to(v.dtype)).double().flatten(), basis[: step + 1]
         for _ in range(2):  # once more, or rounding spoils the basis
-            for at, b in enumerate(basis):
-                part = (b * w).sum()
-                H[at, step] += part
-                w = w - part * b
+            part = known @ w
+            H[: step + 1, step] += part
+            w = w - part @ known
         H[step + 1, step] = w.norm()
         if float(w.norm()) <= 1e-10 * float(H.norm()):
             return _largest(H[: step + 2, : step + 1])
-        basis.append(w / w.norm())
+        basis[step + 1] = w / w.norm()
     return _largest(H)
 
 

@@ -35,7 +35,7 @@ def plane(points: Float[Tensor, "*b p n d"], fitted: Sequence[int]) -> Float[Ten
 def by_decomposition(spread: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d axes"]:
     """The two largest directions of a symmetric form, or as many as there are, by torch's own randomised decomposition."""
     with torch.random.fork_rng(devices=[]):  # the same picture every time, and the caller's draws untouched
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         return torch.svd_lowrank(spread, q=min(16, spread.shape[-1]), niter=12)[2][..., :2]
 
 

@@ -20,7 +20,7 @@ from rheoscope.models.optimiser import optimisers, rate_at
 from rheoscope.models.penalty import penalty
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.state import optimiser_tensors, put_back
-from rheoscope.models.task import Batch, Task, autocast
+from rheoscope.models.task import Batch, Task, autocast, seed_draws
 from rheoscope.models.train import Piece
 from rheoscope.models.transformer import Stack
 
@@ -120,7 +120,7 @@ class Learner:
     def step(self, recipe: Recipe, step: int, batch: Batch, tokens: Float[Tensor, " seeds"]) -> Losses:
         """One step of the optimisers, `tokens` of each seed predicted; gives each seed's loss per token before it."""
         if recipe.config.dropout or recipe.config.attention_dropout:
-            torch.manual_seed((step * 1_000_003 + self.seeds[0]) % 2**63)
+            seed_draws((step * 1_000_003 + self.seeds[0]) % 2**63, self.device)
         for group in (group for one in self.optimisers for group in one.param_groups):
             rate = rate_at(recipe, step)
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate

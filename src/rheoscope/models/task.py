@@ -267,6 +267,16 @@ def evaluate(model: nn.Module, task: Task, recipe: Recipe, device: torch.device)
     return task.figures(total, tokens)
 
 
+def seed_draws(seed: int, device: torch.device) -> None:
+    """What is drawn next, on the CPU or on this device, is a function of the seed.
+
+    At every step `torch.manual_seed` would do the same, and keep a stack trace for each kind of device that is not there.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+
+
 def autocast(device: torch.device) -> torch.autocast:
     """bfloat16 on a GPU, nothing on a CPU: there a run must resume bit for bit."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

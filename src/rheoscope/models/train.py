@@ -29,7 +29,7 @@ from rheoscope.models.recipes import Recipe
 from rheoscope.models.run_directory import check_out
 from rheoscope.models.state import Progress, Say
 from rheoscope.models.stopping import between_steps
-from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate
+from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate, seed_draws
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.weights import usual_device
@@ -110,7 +110,7 @@ def train(
     with placed(device) as place:
         recipe = replace(recipe, config=recipe.config.but(vocabulary=task.vocabulary))
         task.check(recipe)
-        torch.manual_seed(recipe.seed)
+        seed_draws(recipe.seed, place.device)
         model = build(recipe.config).to(place.device)
         start_known(model, task)
         made = optimisers(model, recipe)
@@ -218,7 +218,7 @@ class Run:
 
     def step(self, objective: nn.Module, step: int) -> torch.Tensor:
         """One step of the optimisers; gives this process's share of the loss per token."""
-        torch.manual_seed(_seed(self.recipe.seed, step, self.place.rank))
+        seed_draws(_seed(self.recipe.seed, step, self.place.rank), self.place.device)
         batch = self.task.batch(step, self.recipe)
         tokens = self.task.count(batch)
         total = torch.zeros((), device=self.place.device)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.train import Figures
@@ -28,8 +29,9 @@ def in_words(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours < 48 else f"{seconds / 86400:.1f} days"
 
 
+@cache
 def speed() -> float:
-    """Multiplications and additions a second in products of matrices: no step is faster than that."""
+    """Multiplications and additions a second in products of matrices: no step is faster than that. Measured once in a process."""
     import torch
 
     A, rounds = torch.randn(384, 384), 0

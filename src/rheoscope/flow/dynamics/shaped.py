@@ -62,13 +62,10 @@ def shaped(seed: int = 0) -> "xarray.Dataset":
 
 def correlations(rule: Normaliser, seed: int) -> Float[Tensor, " layer"]:
     """Mean correlation of two tokens after 0, 1, …, DEPTH layers."""
-    S = torch.full((TOKENS, TOKENS), RHO, dtype=torch.float64).fill_diagonal_(1)
-    seen = [mean_correlation(S)]
-    noise = drawn(seed, DEPTH, HEADS, TOKENS, TOKENS)
-    for heads in noise:
-        S = layer(S, rule, heads)
-        seen.append(mean_correlation(S))
-    return torch.stack(seen)
+    seen = [torch.full((TOKENS, TOKENS), RHO, dtype=torch.float64).fill_diagonal_(1)]
+    for heads in drawn(seed, DEPTH, HEADS, TOKENS, TOKENS):
+        seen.append(layer(seen[-1], rule, heads))
+    return mean_correlation(torch.stack(seen))
 
 
 def layer(S: Table, rule: Normaliser, noise: Float[Tensor, "h n n"]) -> Table:
@@ -80,11 +77,11 @@ def layer(S: Table, rule: Normaliser, noise: Float[Tensor, "h n n"]) -> Table:
     return (1 - BRANCH) * S + BRANCH * (A @ S @ A.mT).mean(0)
 
 
-def mean_correlation(S: Table) -> Float[Tensor, ""]:
-    scale = S.diagonal().sqrt()
-    table = S / (scale[:, None] * scale)
-    n = len(S)
-    return (table.sum() - n) / (n * (n - 1))
+def mean_correlation(S: Float[Tensor, "*any n n"]) -> Float[Tensor, "*any"]:
+    scale = S.diagonal(dim1=-2, dim2=-1).sqrt()
+    table = S / (scale[..., None] * scale[..., None, :])
+    n = S.shape[-1]
+    return (table.sum((-2, -1)) - n) / (n * (n - 1))
 
 
 def uniform_correlations() -> Float[Tensor, " layer"]:
