@@ -53,12 +53,12 @@ class Watched(Letters):
     """Letters that remember what was asked of them."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
-    given: dict[tuple[int, int], list[Batch]] = field(default_factory=dict)
+    handed: dict[tuple[int, int], list[Batch]] = field(default_factory=dict)
 
     def batch(self, step: int, recipe: Recipe) -> Batch:
         made = super().batch(step, recipe)
         self.asked.append((recipe.seed, step))
-        self.given.setdefault((recipe.seed, step), []).append(made)
+        self.handed.setdefault((recipe.seed, step), []).append(made)
         return made
 
 
@@ -71,9 +71,9 @@ def test_all_entrants_read_the_same_batches_in_the_same_order(undisturbed: Path,
     assert sorted(task.asked) == sorted([*per_pack * packs, (0, 0)])  # and once for the fingerprint
     for step in steps:
         for seed in (0, 1):
-            first, *others = task.given[seed, step]
+            first, *others = task.handed[seed, step]
             assert all(torch.equal(first[0], other[0]) and torch.equal(first[1], other[1]) for other in others)
-    assert not torch.equal(task.given[0, 1][0][0], task.given[1, 1][0][0])
+    assert not torch.equal(task.handed[0, 1][0][0], task.handed[1, 1][0][0])
     one, among = (kept.pack_folder(out, "untied", 1e-2) for out in (undisturbed, tmp_path / "out"))
     assert files(one) == files(among)  # rates share what is compiled, and nothing else
 

@@ -117,7 +117,7 @@ class Pack:
         """What these seeds read at a step, the rows of the first seed first: the same for every entrant and rate."""
         each = [task.batch(step, replace(self.recipe, seed=seed)) for seed in seeds]
         counts = torch.tensor([float(task.count(one)) for one in each])
-        return (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])), counts
+        return task.together(each), counts
 
     @property
     def tokens(self) -> int:
