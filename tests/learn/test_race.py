@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rheoscope.files import LOCK
 from rheoscope.learn import kept
 from rheoscope.learn.finished import model_of
 from rheoscope.learn.race import USUAL, Race, ahead, fitting, race, running, share
@@ -33,8 +35,8 @@ def small(**more: Any) -> Race:
 
 
 def files(out: Path) -> dict[str, bytes]:
-    """All that counts: everything but times."""
-    there = [file for file in sorted(out.rglob("*")) if file.is_file() and file.name != kept.TIMES]
+    """All that counts: everything but times and who worked here last."""
+    there = [file for file in sorted(out.rglob("*")) if file.is_file() and file.name not in (kept.TIMES, LOCK)]
     return {str(file.relative_to(out)): file.read_bytes() for file in there}
 
 
@@ -120,6 +122,23 @@ def test_what_cannot_be_packed_is_said_and_raced_all_the_same(tmp_path: Path) ->
 
 
 # Going on
+
+
+def test_a_second_driver_is_refused_and_the_first_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def second(tokens: int, total: int, what: str) -> None:
+        drivers = (race, partial(race_spread, workers=1)) if not said else ()
+        for drive in drivers:
+            with pytest.raises(
+                RheoscopeError, match=r"out is being worked on by process \d+ on .*; wait for it"
+            ) as told:
+                drive(small(), Letters(), tmp_path / "out", device="cpu")
+            said.append(str(told.value))
+
+    race(small(), Letters(), tmp_path / "out", "cpu", tell=second)
+    assert len(said) == 2
+    assert files(tmp_path / "out") == files(undisturbed)
 
 
 class Stopped(Exception):

@@ -167,7 +167,7 @@ def race(
 
     **Laws** killed at any moment and called again, it ends with the same logs and weights, byte for byte on a CPU, and on a GPU where
     it is `deterministic`, which takes longer; packed seeds learn what each would alone, to rounding; a seed that diverges is logged as
-    diverged and the others of its pack go on.
+    diverged and the others of its pack go on; a second driver of the same folder is refused.
 
     **Many GPUs** under `torchrun` every process takes its share of the entrants, on a device of its own, into one folder;
     `learn.spread.race_spread` gives one pack after the other to workers of a Ray cluster.
@@ -175,14 +175,14 @@ def race(
     **Siblings** `models.train.train` trains one model and keeps the best of it.
     """
     asked = fitting(asked, task)
-    with placed(device) as place:
+    with placed(device) as place, kept.alone_in(out) if place.first else nullcontext():
         if place.first:
             kept.same_race(out, asked.told(task))
         place.wait()
         way = Way(compiled, packed, deterministic, look)
         with running(asked, task, out, place, way, tell, say) as here:
             here.run(share(asked.packs(), place))
-        place.wait()
+        place.wait()  # the first one holds the folder for all
 
 
 def fitting(asked: Race, task: Task) -> Race:
