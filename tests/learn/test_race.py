@@ -26,7 +26,7 @@ from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Batch, evaluate
 from rheoscope.models.train import Place
 from rheoscope.shapes import RheoscopeError
-from tests.learn.cases import Letters, recipe
+from tests.learn.cases import Letters, recipe, sentences
 from tests.processes import forked
 
 
@@ -109,6 +109,16 @@ def test_packed_or_one_after_another_the_losses_are_the_same(undisturbed: Path, 
         for key in one:
             close = pytest.approx(other[key], rel=1e-4) if isinstance(other[key], float) else other[key]
             assert one[key] == close, key
+
+
+def test_sentence_pairs_are_raced_in_packs(tmp_path: Path) -> None:
+    """A mechanism that learns, under padding that differs from seed to seed: as one seed after another."""
+    asked, said = Race(recipe(form="encoder-decoder", steps=2, evaluate_every=2), ("metric_map",), 2, ()), []
+    for packed in (True, False):
+        race(asked, sentences(), tmp_path / str(packed), "cpu", packed=packed, say=said.append)
+    one, other = ([line["loss"] for line in kept.logs(tmp_path / str(packed))] for packed in (True, False))
+    assert one == pytest.approx(other, rel=1e-4)
+    assert said == []
 
 
 def test_what_cannot_be_packed_is_said_and_raced_all_the_same(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def share(packs: Sequence[Pack], place: Place) -> list[Pack]:
 
 @dataclass(frozen=True)
 class Way:
-    """How packs are trained, whatever they are: compiled (None: on a GPU), all seeds as one, with the same rounding each time."""
+    """How packs are trained, whatever they are: compiled (None: as `compiles` says), all seeds as one, with the same rounding each time."""
 
     compiled: bool | None = None
     packed: bool = True
@@ -212,12 +212,21 @@ class Way:
 USUAL = Way()
 
 
+def compiles(device: torch.device, config: Config) -> bool:
+    """Whether models are compiled where nobody says: on a GPU, but for sentence pairs, where nearly every step has a shape of its own.
+
+    >>> compiles(torch.device("cuda"), Config(9)), compiles(torch.device("cuda"), Config(9, form="encoder-decoder"))
+    (True, False)
+    """
+    return device.type == "cuda" and config.form != "encoder-decoder"
+
+
 @contextmanager
 def running(
     asked: Race, task: Task, out: Path, place: Place, way: Way, tell: Tell = _untold, say: Say = _unsaid
 ) -> "Iterator[Running]":
     """What trains packs of a race at one place, while torch is as the race needs it."""
-    compiled = place.device.type == "cuda" if way.compiled is None else way.compiled
+    compiled = compiles(place.device, asked.recipe.config) if way.compiled is None else way.compiled
     with ThreadPoolExecutor(1) as writer, many_graphs(compiled), rounding_alike(way.deterministic):
         yield Running(asked, task, out, place, compiled, way.packed, tell, say, way.look, writer)
 
