@@ -20,7 +20,7 @@ from rheoscope.learn.packed import CannotPack
 from rheoscope.learn.race import Pack, Race, many_graphs, race
 from rheoscope.models.data import MASKED, prepare
 from rheoscope.models.task import Masked, autocast
-from tests.learn.cases import Letters, recipe
+from tests.learn.cases import Letters, recipe, sentences
 from tests.learn.test_race import Stopped, files, stopping
 from tests.models.cases import network
 from tests.pretrained.cases import VOCABULARY
@@ -139,3 +139,11 @@ def test_hidden_tokens_are_raced_in_packs(tmp_path: Path) -> None:
     last = [line["loss"] for line in kept.logs(tmp_path / "out") if line["step"] == 4]
     assert len(last) == 9
     assert all(loss < 4 for loss in last)
+
+
+def test_sentence_pairs_are_raced_as_on_a_cpu(tmp_path: Path) -> None:
+    asked = Race(wide(form="encoder-decoder", steps=4, evaluate_every=2), ("tied", "metric_map"), seeds=3)
+    for device in ("cpu", "cuda"):
+        race(asked, sentences(), tmp_path / device, device)
+    here, there = ([line["loss"] for line in kept.logs(tmp_path / device)] for device in ("cpu", "cuda"))
+    assert there == pytest.approx(here, abs=3e-2)

@@ -44,12 +44,13 @@ class SeedLoss(nn.Module):
 class SeedObjective(nn.Module):
     """Packed models with their losses, as one module to compile."""
 
-    def __init__(self, model: Packed, ignored: int) -> None:
+    def __init__(self, model: Packed, task: Task) -> None:
         super().__init__()
-        self.model, self.loss = model, SeedLoss(model.unembed, model.seeds, ignored)
+        self.model, self.task, self.loss = model, task, SeedLoss(model.unembed, model.seeds, task.ignored)
 
-    def forward(self, x: Int[Tensor, "sb n"], y: Int[Tensor, "sb n"], smoothing: float = 0.0) -> Losses:
-        return self.loss(self.model.points(x), y, smoothing)
+    def forward(self, x: Int[Tensor, "sb s"], y: Int[Tensor, "sb t"], smoothing: float = 0.0) -> Losses:
+        given, wanted = self.task.given((x, y))
+        return self.loss(self.model.points(*given), wanted, smoothing)
 
 
 class OneObjective(nn.Module):
@@ -194,7 +195,7 @@ def packed_learner(models: Sequence[nn.Module], seeds: Sequence[int], recipe: Re
     """All seeds at once; models that cannot be packed are refused."""
     packed = Packed(models).train()
     parameters, besides = list(packed.parameters()), _besides(packed.body, recipe)
-    objective, made = SeedObjective(packed, task.ignored), packed_optimisers(packed, recipe)
+    objective, made = SeedObjective(packed, task), packed_optimisers(packed, recipe)
     return Learner(tuple(seeds), objective, made, lambda to: clip_each(parameters, to), besides)
 
 

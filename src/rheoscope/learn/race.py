@@ -117,7 +117,7 @@ class Pack:
         """What these seeds read at a step, the rows of the first seed first: the same for every entrant and rate."""
         each = [task.batch(step, replace(self.recipe, seed=seed)) for seed in seeds]
         counts = torch.tensor([float(task.count(one)) for one in each])
-        return (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])), counts
+        return task.together(each), counts
 
     @property
     def tokens(self) -> int:
@@ -167,7 +167,7 @@ def race(
 
     **Laws** killed at any moment and called again, it ends with the same logs and weights, byte for byte on a CPU, and on a GPU where
     it is `deterministic`, which takes longer; packed seeds learn what each would alone, to rounding; a seed that diverges is logged as
-    diverged and the others of its pack go on.
+    diverged and the others of its pack go on; a second driver of the same folder is refused.
 
     **Many GPUs** under `torchrun` every process takes its share of the entrants, on a device of its own, into one folder;
     `learn.spread.race_spread` gives one pack after the other to workers of a Ray cluster.
@@ -175,14 +175,14 @@ def race(
     **Siblings** `models.train.train` trains one model and keeps the best of it.
     """
     asked = fitting(asked, task)
-    with placed(device) as place:
+    with placed(device) as place, kept.alone_in(out) if place.first else nullcontext():
         if place.first:
             kept.same_race(out, asked.told(task))
         place.wait()
         way = Way(compiled, packed, deterministic, look)
         with running(asked, task, out, place, way, tell, say) as here:
             here.run(share(asked.packs(), place))
-        place.wait()
+        place.wait()  # the first one holds the folder for all
 
 
 def fitting(asked: Race, task: Task) -> Race:
@@ -200,7 +200,7 @@ def share(packs: Sequence[Pack], place: Place) -> list[Pack]:
 
 @dataclass(frozen=True)
 class Way:
-    """How packs are trained, whatever they are: compiled (None: on a GPU), all seeds as one, with the same rounding each time."""
+    """How packs are trained, whatever they are: compiled (None: as `compiles` says), all seeds as one, with the same rounding each time."""
 
     compiled: bool | None = None
     packed: bool = True
@@ -212,12 +212,21 @@ class Way:
 USUAL = Way()
 
 
+def compiles(device: torch.device, config: Config) -> bool:
+    """Whether models are compiled where nobody says: on a GPU, but for sentence pairs, where nearly every step has a shape of its own.
+
+    >>> compiles(torch.device("cuda"), Config(9)), compiles(torch.device("cuda"), Config(9, form="encoder-decoder"))
+    (True, False)
+    """
+    return device.type == "cuda" and config.form != "encoder-decoder"
+
+
 @contextmanager
 def running(
     asked: Race, task: Task, out: Path, place: Place, way: Way, tell: Tell = _untold, say: Say = _unsaid
 ) -> "Iterator[Running]":
     """What trains packs of a race at one place, while torch is as the race needs it."""
-    compiled = place.device.type == "cuda" if way.compiled is None else way.compiled
+    compiled = compiles(place.device, asked.recipe.config) if way.compiled is None else way.compiled
     with ThreadPoolExecutor(1) as writer, many_graphs(compiled), rounding_alike(way.deterministic):
         yield Running(asked, task, out, place, compiled, way.packed, tell, say, way.look, writer)
 
