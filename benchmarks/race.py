@@ -57,14 +57,13 @@ def stepper(learners: Sequence[Learner], pack: Pack, task: Prose, device: str) -
     return step
 
 
-def made(pack: Pack, task: Prose, device: str, packed: bool, blocks: bool = False) -> list[Learner]:
-    models = [drawn(pack.recipe.config, seed).to(device) for seed in pack.seeds]
-    if packed:
-        learners = [packed_learner(models, pack.seeds, pack.recipe, task)]
-    else:
-        learners = [
-            lone_learner(model, seed, pack.recipe, task) for model, seed in zip(models, pack.seeds, strict=True)
-        ]
+def made(pack: Pack, task: Prose, device: str, together: int, blocks: bool = False) -> list[Learner]:
+    """Learners of so many seeds each; 0: of one seed as `rheoscope train` trains it, whose steps are not recorded."""
+    models = {seed: drawn(pack.recipe.config, seed).to(device) for seed in pack.seeds}
+    learners = [lone_learner(model, seed, pack.recipe, task) for seed, model in models.items()] if not together else []
+    for begin in range(0, len(pack.seeds), together) if together else ():
+        seeds = pack.seeds[begin : begin + together]
+        learners.append(packed_learner([models[seed] for seed in seeds], seeds, pack.recipe, task))
     for learner in learners if device == "cuda" and len(pack.seeds) > FEWEST else ():
         learner.compile(blocks)
     return learners
@@ -99,7 +98,12 @@ def against_alone(
     """The baseline: packed, compiled whole or block by block, and one after another."""
     pack = Pack("untied", recipe, tuple(range(seeds)))
     methods = {}
-    ways = {"packed": (True, False), "packed, by blocks": (True, True), "one after another": (False, False)}
+    ways = {
+        "packed": (seeds, False),
+        "packed, by blocks": (seeds, True),
+        "one after another, recorded": (1, False),
+        "one after another": (0, False),
+    }
     for name, way in ways.items():
         began = time.perf_counter()
         methods[name] = stepper(made(pack, task, device, *way), pack, task, device)
@@ -107,16 +111,19 @@ def against_alone(
         print(f"  {name}: first step after {time.perf_counter() - began:.1f} s")
     seconds = interleaved(methods, rounds, warm)
     middle = {name: statistics.median(times) for name, times in seconds.items()}
-    faster, noise = ratio(seconds, "packed", "one after another")
+    faster = {name: ratio(seconds, "packed, by blocks", name) for name in ways if name.startswith("one")}
     for name in methods:
         share = pack.flops * seeds / middle[name] / PEAK
         print(
-            f"{name:20s} {1000 * middle[name]:8.2f} ms a step   {tokens / middle[name]:12,.0f} tokens/s   {100 * share:5.1f} % of the peak"
+            f"{name:28s} {1000 * middle[name]:8.2f} ms a step   {tokens / middle[name]:12,.0f} tokens/s   {100 * share:5.1f} % of the peak"
         )
-    print(f"packed over one after another: {faster:.2f} +- {noise:.2f}")
-    return [
+    told: list[dict[str, object]] = [
         {"name": name, "ms": 1000 * middle[name], "tokens per second": tokens / middle[name]} for name in methods
-    ] + [{"name": "packed over one after another", "speed": faster, "noise": noise}]
+    ]
+    for name, (speed, noise) in faster.items():
+        print(f"packed over {name}: {speed:.2f} +- {noise:.2f}")
+        told.append({"name": f"packed over {name}", "speed": speed, "noise": noise})
+    return told
 
 
 def beside_baseline(
@@ -125,12 +132,12 @@ def beside_baseline(
     """A packed step of every entrant, compiled as a race does, two at a time: it and the baseline."""
     told: list[dict[str, object]] = []
     base = Pack("untied", recipe, tuple(range(seeds)))
-    first = stepper(made(base, task, device, True, BY_BLOCKS), base, task, device)
+    first = stepper(made(base, task, device, seeds, BY_BLOCKS), base, task, device)
     for name in names:
         pack = Pack(name, Recipe(**(vars(recipe) | {"config": model_of(name, recipe.config)})), tuple(range(seeds)))
         began = time.perf_counter()
         try:
-            step = stepper(made(pack, task, device, True, BY_BLOCKS), pack, task, device)
+            step = stepper(made(pack, task, device, seeds, BY_BLOCKS), pack, task, device)
         except CannotPack as why:
             print(f"{name:20s} is not packed: {why}")
             continue

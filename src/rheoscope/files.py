@@ -1,8 +1,9 @@
-"""Files are written whole or not at all, to a temporary name that is then renamed; and never over what others wrote."""
+"""Files are written whole or not at all, to a temporary name that is then renamed; and never over what others wrote, or are writing."""
 
 import os
 import re
 import shutil
+import socket
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -114,6 +115,65 @@ def undone(directory: Path) -> Iterator[None]:
             with suppress(OSError):
                 one.rmdir()
         raise
+
+
+# One driver a folder
+
+LOCK = ".lock"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside, no other process that asks for this works on the folder, which is made: a second one is refused in one line.
+
+    The lock is the kernel's, so it ends with the process, however that ends. Where nothing else was written, a folder that was made
+    for it goes again.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with alone(folder), alone(folder):
+    ...     pass
+    Traceback (most recent call last):
+    ...
+    rheoscope.shapes.RheoscopeError: ... is being worked on by process ...; wait for it, or type another --out
+    """
+    hold = _lock()
+    check_directory(folder)
+    ours = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+        try:
+            hold(file)
+        except OSError:
+            file.seek(0)
+            raise RheoscopeError(
+                f"{folder} is being worked on by {file.read().strip() or 'another process'}; wait for it, or type another --out"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            if ours and [one.name for one in folder.iterdir()] == [LOCK]:  # refused before anything was written
+                (folder / LOCK).unlink()
+                folder.rmdir()
+
+
+def _lock() -> Callable[[Any], None]:
+    """What takes a lock of the kernel's on an open file, or fails at once."""
+    try:
+        import fcntl
+    except ImportError:
+        raise RheoscopeError(
+            "work that goes on in a folder is done on Linux or macOS, which lock files and sync directories; on Windows type it in WSL "
+            "(what is finished can be read here)"
+        ) from None
+    return lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def strangers(folder: Path) -> list[Path]:
+    """What lies in a folder, if it is there, but for hidden files."""
+    return [one for one in folder.iterdir() if not one.name.startswith(".")] if folder.is_dir() else []
 
 
 # Looked at before anything is computed

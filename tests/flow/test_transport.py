@@ -191,9 +191,10 @@ def test_a_token_is_in_place_at_any_point_that_the_table_of_all_distances_calls_
     assert bool(slow.triu(1).any()) == (kind not in ("apart", "nearly", "one"))
 
 
-def test_pairs_of_many_texts_together_are_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fits beside each other."""
-    texts, pairs, draws = [random(at, 4, n, 5) for at, n in enumerate((7, 2, 12))], [(0, 3), (0, 1), (2, 3)], [3, 0, 1]
+@pytest.mark.parametrize("draws", [[3, 0, 1], [0, 0, 0]])
+def test_pairs_of_many_texts_together_are_each_alone(draws: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fits beside each other, and whichever have as many tokens."""
+    texts, pairs = [random(at, 4, n, 5) for at, n in enumerate((7, 2, 2, 12, 7, 7))], [(0, 3), (0, 1), (2, 3)]
     alone = [
         moved(points[first], points[last], drawn, seed=2)
         for points in texts

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rheoscope.models.config import Config
 from rheoscope.models.data import IGNORED, seeded
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.task import Batch, nats
+from rheoscope.models.sentence_pairs import PairCorpus, Pairs
+from rheoscope.models.task import Batch, Predicted, Task, Translation
 
 LETTERS, LENGTH = 11, 8
 
@@ -26,7 +29,7 @@ def recipe(**more: Any) -> Recipe:
 
 
 @dataclass(frozen=True)
-class Letters:
+class Letters(Predicted):
     """A task without files: the sum of two letters ago and a letter drawn anew."""
 
     form: str = "decoder"
@@ -48,11 +51,16 @@ class Letters:
             x[:, at] = (x[:, at - 2] + x[:, at] % 2) % LETTERS
         return x[:, :-1].contiguous(), x[:, 1:].contiguous()
 
-    def loss(self, model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
-        return nats(model(batch[0]), batch[1], smoothing, self.ignored)
 
-    def count(self, batch: Batch) -> int:
-        return int(batch[1].numel())
+def sentences() -> Translation:
+    """Sentences of one to six letters and, shorter by up to two, what they say: the same letters backwards."""
+    draw = np.random.default_rng(0)
+    sources = [draw.integers(3, LETTERS, draw.integers(1, LENGTH - 1)) for _ in range(60)]
+    sides = [side for one in sources for side in (one, one[::-1][: max(1, len(one) - int(one[0]) % 3)])]
+    pairs = Pairs(np.concatenate(sides), np.cumsum([len(side) for side in sides]))
+    return Translation(PairCorpus(pairs, pairs, LETTERS, Path("tokenizer.json")))
 
-    def figures(self, nats: float, tokens: int) -> dict[str, float]:
-        return {"loss": nats / tokens}
+
+def task_for(by: Recipe) -> Task:
+    """What a model of this form learns here."""
+    return sentences() if by.config.form == "encoder-decoder" else Letters(by.config.form)

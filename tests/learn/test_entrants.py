@@ -14,22 +14,27 @@ from rheoscope.shapes import RheoscopeError
 from tests.learn.cases import LENGTH, LETTERS, config
 
 
-@pytest.fixture(scope="module")
-def baseline() -> dict[str, torch.Tensor]:
-    return dict(drawn(config(), 0).named_parameters())
+def given(form: str) -> tuple[torch.Tensor, ...]:
+    """Two texts for each of two seeds; sources of pairs are padded, those of the seeds differently."""
+    ids = torch.randint(LETTERS, (4, LENGTH))
+    real = torch.arange(LENGTH) < torch.tensor([LENGTH, 3, 5, 1])[:, None]
+    return (ids, torch.randint(LETTERS, (4, 5)), real) if form == "encoder-decoder" else (ids,)
 
 
+@pytest.mark.parametrize("form", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("name", ENTRANTS)
-def test_every_entrant_is_packed_and_starts_as_the_baseline_does(name: str, baseline: dict[str, torch.Tensor]) -> None:
+def test_every_entrant_is_packed_and_starts_as_the_baseline_does(name: str, form: str) -> None:
     """Every row of the table, with its own projection, start and mechanism."""
-    alone = [drawn(entrant(name, config()), seed) for seed in range(2)]
+    baseline = dict(drawn(config(form=form), 0).named_parameters())
+    alone = [drawn(entrant(name, config(form=form)), seed) for seed in range(2)]
     own = dict(alone[0].named_parameters())
-    deformed = ("read.weight", "attention.write.weight") if name.endswith("start") else ()
+    deformed = ("attention.read.weight", "attention.write.weight") if name.endswith("start") else ()
     shared = [key for key in baseline if baseline[key].shape == own[key].shape and not key.endswith(deformed)]
     assert len(shared) >= 4
     assert all(torch.equal(baseline[key], own[key]) for key in shared)
-    packed, ids = Packed(alone), torch.randint(LETTERS, (4, LENGTH))
-    want, found = torch.cat([model(rows) for model, rows in zip(alone, ids.chunk(2), strict=True)]), packed(ids)
+    packed, seen = Packed(alone), given(form)
+    each = zip(*(part.chunk(2) for part in seen), strict=True)
+    want, found = torch.cat([model(*rows) for model, rows in zip(alone, each, strict=True)]), packed(*seen)
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
     found.square().sum().backward()
     want.square().sum().backward()

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import torch
 
 import rheoscope as rs
 from rheoscope.learn import kept
+from rheoscope.learn.entrants import ENTRANTS, entrant
 from rheoscope.learn.healing import Healing, heal
 from rheoscope.learn.initial import drawn
 from rheoscope.learn.learner import packed_learner
+from rheoscope.learn.packed import CannotPack
 from rheoscope.learn.race import Pack, Race, many_graphs, race
 from rheoscope.models.data import MASKED, prepare
-from rheoscope.models.task import Masked
-from tests.learn.cases import Letters, recipe
+from rheoscope.models.task import Masked, autocast
+from tests.learn.cases import Letters, recipe, sentences
 from tests.learn.test_race import Stopped, files, stopping
 from tests.models.cases import network
 from tests.pretrained.cases import VOCABULARY
@@ -27,6 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:The .grad attribute of a Tensor"
     ),  # torch's compiler looks at every tensor it meets
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
 ]
 
 
@@ -41,7 +45,7 @@ def unchecked() -> Iterator[None]:
 
 def wide(**more: Any) -> Any:
     """Kernels want widths of 16 and more."""
-    return recipe(width=64, heads=2, hidden=64, depth=2, batch=8, **more)
+    return recipe(**{"width": 64, "heads": 2, "hidden": 64, "depth": 2, "batch": 8} | more)
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
@@ -54,12 +58,42 @@ def test_compiled_steps_are_those_of_the_plain_modules(optimiser: str) -> None:
             learner = packed_learner([drawn(by.config, seed).to(device) for seed in seeds], seeds, by, task)
             if blocks is not None:
                 learner.compile(blocks)
-            for step in range(4):
+            for step in range(8):  # from the fourth on they are played from a recording
                 (x, y), tokens = pack.batch(task, seeds, step)
                 losses = learner.step(by, step, (x.to(device), y.to(device)), tokens.to(device))
+            assert (learner.recorder.graph is not None) == (blocks is not None)
             found.append(losses.cpu())
     for one in found[1:]:
         torch.testing.assert_close(one, found[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ENTRANTS)
+def test_every_entrant_has_the_gradient_of_a_cpu(name: str) -> None:
+    """In bfloat16, compiled and packed, against float32; an odd number of heads, so that rows begin anywhere."""
+    by = wide(heads=3, width=96, head_width=32)
+    by = replace(by, config=entrant(name, by.config))
+    pack, task, found = Pack(name, by, (0, 1)), Letters(), []
+    models = [drawn(by.config, seed) for seed in pack.seeds]
+    for p in (p for model in models for p in model.parameters() if p.ndim > 1):
+        p.data *= 4  # so that scores matter
+    (x, y), _ = pack.batch(task, pack.seeds, 0)
+    with many_graphs(True):
+        for device in ("cpu", "cuda"):
+            try:
+                learner = packed_learner([copy.deepcopy(one).to(device) for one in models], pack.seeds, by, task)
+            except CannotPack as why:
+                pytest.skip(str(why))
+            if device == "cuda":
+                learner.compile(blocks=True)
+            with autocast(torch.device(device)):
+                losses = learner.objective(x.to(device), y.to(device))
+            losses.sum().backward()
+            found.append({key: p.grad.cpu() for key, p in learner.model.named_parameters() if p.grad is not None})
+    here, there = found
+    assert here.keys() == there.keys()
+    for key, own in here.items():
+        off = (there[key] - own).norm() / own.norm().clamp(min=1e-6)
+        assert off < 0.1, (key, float(off))
 
 
 def test_stopped_it_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +139,11 @@ def test_hidden_tokens_are_raced_in_packs(tmp_path: Path) -> None:
     last = [line["loss"] for line in kept.logs(tmp_path / "out") if line["step"] == 4]
     assert len(last) == 9
     assert all(loss < 4 for loss in last)
+
+
+def test_sentence_pairs_are_raced_as_on_a_cpu(tmp_path: Path) -> None:
+    asked = Race(wide(form="encoder-decoder", steps=4, evaluate_every=2), ("tied", "metric_map"), seeds=3)
+    for device in ("cpu", "cuda"):
+        race(asked, sentences(), tmp_path / device, device)
+    here, there = ([line["loss"] for line in kept.logs(tmp_path / device)] for device in ("cpu", "cuda"))
+    assert there == pytest.approx(here, abs=3e-2)

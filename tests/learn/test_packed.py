@@ -11,9 +11,10 @@ from rheoscope.learn.optimiser import clip_each
 from rheoscope.learn.packed import PACKED, CannotPack, Packed
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.transformer import Transformer, Translator
-from tests.learn.cases import Letters, config, recipe
-from tests.models.cases import CASES
+from rheoscope.models.task import Task
+from rheoscope.models.transformer import Transformer, Translator, architecture
+from tests.learn.cases import Letters, config, recipe, task_for
+from tests.models.cases import CASES, tiny
 from tests.pretrained.cases import randomised
 
 SEEDS = 3
@@ -26,26 +27,44 @@ KINDS_OF_MODEL = [
     "own_bilinear",
     "own_additive",
     "own_sink",
+    "own_translator",
+    "own_translator_bilinear",
 ]
 """Every class of `PACKED`, and mechanisms that learn with and without a bias of positions; the entrants are tested by name."""
 
 
-def models(of: Config, dtype: torch.dtype = torch.float32) -> list[Transformer]:
+TRANSLATOR = {"form": "encoder-decoder", "norm": "layer", "position": "sinusoidal", "bias": True, "ffn": "relu"}
+CONFIGS = CASES | {
+    "own_translator": tiny(**TRANSLATOR, kv_heads=2, scaled_embedding=True),
+    "own_translator_bilinear": tiny(**TRANSLATOR, mechanism="bilinear", kv_heads=2),
+}
+
+
+def given(of: Config) -> tuple[torch.Tensor, ...]:
+    """What a model is called with, two texts for each seed; sources are of different lengths, so that what is padding differs."""
+    ids = torch.randint(of.vocabulary, (2 * SEEDS, 7))
+    if of.form != "encoder-decoder":
+        return (ids,)
+    real = torch.arange(7) < torch.tensor([7, 3, 5, 1, 6, 7])[:, None]
+    return ids, torch.randint(of.vocabulary, (2 * SEEDS, 5)), real
+
+
+def models(of: Config, dtype: torch.dtype = torch.float32) -> list[Transformer | Translator]:
     """One for each seed, nothing at its initial value."""
     made = []
     for seed in range(SEEDS):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            made.append(randomised(Transformer(of)).to(dtype))
+            made.append(randomised(architecture(of)).to(dtype))
     return made
 
 
 @pytest.mark.parametrize("name", KINDS_OF_MODEL)
 def test_logits_and_gradients_are_those_of_each_alone(name: str) -> None:
-    alone = models(CASES[name])
-    packed, ids = Packed(alone), torch.randint(CASES[name].vocabulary, (2 * SEEDS, 7))
-    ours = packed(ids)
-    theirs = torch.cat([model(rows) for model, rows in zip(alone, ids.chunk(SEEDS), strict=True)])
+    alone = models(CONFIGS[name])
+    packed, seen = Packed(alone), given(CONFIGS[name])
+    ours, each = packed(*seen), zip(*(part.chunk(SEEDS) for part in seen), strict=True)
+    theirs = torch.cat([model(*rows) for model, rows in zip(alone, each, strict=True)])
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     for logits in (ours, theirs):
         logits.square().sum().backward()
@@ -58,8 +77,9 @@ def test_logits_and_gradients_are_those_of_each_alone(name: str) -> None:
                 )
 
 
-def test_unpacked_is_what_was_packed() -> None:
-    alone = models(CASES["own_biased"])
+@pytest.mark.parametrize("name", ["own_biased", "own_translator"])
+def test_unpacked_is_what_was_packed(name: str) -> None:
+    alone = models(CONFIGS[name])
     packed = Packed(alone)
     for at, model in enumerate(alone):
         again = packed.unpack(at)
@@ -73,6 +93,8 @@ def test_tied_weights_stay_one() -> None:
     packed = Packed(models(config()))
     assert packed.body.stack.embed.weight is packed.body.unembed.weight
     assert packed.unpack(1).unembed.weight is not None
+    translator = Packed(models(config(form="encoder-decoder"))).body
+    assert translator.encoder.embed.weight is translator.decoder.embed.weight is translator.unembed.weight
 
 
 def test_what_cannot_be_packed_is_refused() -> None:
@@ -80,8 +102,6 @@ def test_what_cannot_be_packed_is_refused() -> None:
         Packed(models(CASES["own_buckets"]))
     with pytest.raises(CannotPack, match="one shape"):
         Packed([Transformer(config()), Transformer(config(hidden=8))])
-    with pytest.raises(CannotPack, match="encoder-decoder"):
-        Packed([Translator(config(form="encoder-decoder"))])
 
 
 def test_every_module_that_holds_parameters_is_packed_or_refused() -> None:
@@ -100,18 +120,17 @@ def test_every_module_that_holds_parameters_is_packed_or_refused() -> None:
 # Training
 
 
-def trained(learner: Learner, by: Recipe, task: Letters, steps: int = 4) -> list[torch.Tensor]:
+def trained(learner: Learner, by: Recipe, task: Task, steps: int = 4) -> list[torch.Tensor]:
     """Losses of each step."""
     told = []
     for step in range(steps):
         each = [task.batch(step, by.but(seed=seed)) for seed in learner.seeds]
-        batch = tuple(torch.cat(part) for part in zip(*each, strict=True))
         tokens = torch.tensor([float(task.count(one)) for one in each])
-        told.append(learner.step(by, step, batch, tokens))
+        told.append(learner.step(by, step, task.together(each), tokens))
     return told
 
 
-def compared(by: Recipe, task: Letters) -> None:
+def compared(by: Recipe, task: Task) -> None:
     """In float64, to rounding; Muon works in bfloat16, where one step of rounding is larger."""
     exact = by.optimiser == "adamw"
     dtype, near = (torch.float64, 1e-9) if exact else (torch.float32, 3e-4)
@@ -131,16 +150,25 @@ KINDS: list[dict[str, Any]] = [
     {},
     {"form": "encoder", "norm": "layer", "position": "learned", "tied": False},
     {"form": "encoder", "mechanism": "mahalanobis"},
+    {"form": "encoder-decoder", "norm": "layer", "position": "sinusoidal"},
+    {"form": "encoder-decoder", "mechanism": "metric_map"},
 ]
 
 
-WAYS = [("adamw", KINDS[0]), ("muon", KINDS[0]), ("adamw", KINDS[1]), ("muon", KINDS[2])]
+WAYS = [
+    ("adamw", KINDS[0]),
+    ("muon", KINDS[0]),
+    ("adamw", KINDS[1]),
+    ("muon", KINDS[2]),
+    ("adamw", KINDS[3]),
+    ("adamw", KINDS[4]),
+]
 
 
 @pytest.mark.parametrize(("optimiser", "kind"), WAYS, ids=str)
 def test_training_is_that_of_each_alone(optimiser: str, kind: dict[str, Any]) -> None:
     by = recipe(optimiser=optimiser, rate=1e-3, clip=0.5, accumulate=2, label_smoothing=0.1, **kind)
-    compared(by, Letters(by.config.form))
+    compared(by, task_for(by))
 
 
 def test_gradients_are_clipped_by_each_seeds_own_length() -> None:

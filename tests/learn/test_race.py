@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rheoscope.files import LOCK
 from rheoscope.learn import kept
 from rheoscope.learn.finished import model_of
 from rheoscope.learn.race import USUAL, Race, ahead, fitting, race, running, share
@@ -24,7 +26,7 @@ from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Batch, evaluate
 from rheoscope.models.train import Place
 from rheoscope.shapes import RheoscopeError
-from tests.learn.cases import Letters, recipe
+from tests.learn.cases import Letters, recipe, sentences
 from tests.processes import forked
 
 
@@ -33,8 +35,8 @@ def small(**more: Any) -> Race:
 
 
 def files(out: Path) -> dict[str, bytes]:
-    """All that counts: everything but times."""
-    there = [file for file in sorted(out.rglob("*")) if file.is_file() and file.name != kept.TIMES]
+    """All that counts: everything but times and who worked here last."""
+    there = [file for file in sorted(out.rglob("*")) if file.is_file() and file.name not in (kept.TIMES, LOCK)]
     return {str(file.relative_to(out)): file.read_bytes() for file in there}
 
 
@@ -53,12 +55,12 @@ class Watched(Letters):
     """Letters that remember what was asked of them."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
-    given: dict[tuple[int, int], list[Batch]] = field(default_factory=dict)
+    handed: dict[tuple[int, int], list[Batch]] = field(default_factory=dict)
 
     def batch(self, step: int, recipe: Recipe) -> Batch:
         made = super().batch(step, recipe)
         self.asked.append((recipe.seed, step))
-        self.given.setdefault((recipe.seed, step), []).append(made)
+        self.handed.setdefault((recipe.seed, step), []).append(made)
         return made
 
 
@@ -71,9 +73,9 @@ def test_all_entrants_read_the_same_batches_in_the_same_order(undisturbed: Path,
     assert sorted(task.asked) == sorted([*per_pack * packs, (0, 0)])  # and once for the fingerprint
     for step in steps:
         for seed in (0, 1):
-            first, *others = task.given[seed, step]
+            first, *others = task.handed[seed, step]
             assert all(torch.equal(first[0], other[0]) and torch.equal(first[1], other[1]) for other in others)
-    assert not torch.equal(task.given[0, 1][0][0], task.given[1, 1][0][0])
+    assert not torch.equal(task.handed[0, 1][0][0], task.handed[1, 1][0][0])
     one, among = (kept.pack_folder(out, "untied", 1e-2) for out in (undisturbed, tmp_path / "out"))
     assert files(one) == files(among)  # rates share what is compiled, and nothing else
 
@@ -109,6 +111,16 @@ def test_packed_or_one_after_another_the_losses_are_the_same(undisturbed: Path, 
             assert one[key] == close, key
 
 
+def test_sentence_pairs_are_raced_in_packs(tmp_path: Path) -> None:
+    """A mechanism that learns, under padding that differs from seed to seed: as one seed after another."""
+    asked, said = Race(recipe(form="encoder-decoder", steps=2, evaluate_every=2), ("metric_map",), 2, ()), []
+    for packed in (True, False):
+        race(asked, sentences(), tmp_path / str(packed), "cpu", packed=packed, say=said.append)
+    one, other = ([line["loss"] for line in kept.logs(tmp_path / str(packed))] for packed in (True, False))
+    assert one == pytest.approx(other, rel=1e-4)
+    assert said == []
+
+
 def test_what_cannot_be_packed_is_said_and_raced_all_the_same(tmp_path: Path) -> None:
     said: list[str] = []
     asked = Race(recipe(position="buckets"), ("tied",), 2, ())
@@ -120,6 +132,23 @@ def test_what_cannot_be_packed_is_said_and_raced_all_the_same(tmp_path: Path) ->
 
 
 # Going on
+
+
+def test_a_second_driver_is_refused_and_the_first_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def second(tokens: int, total: int, what: str) -> None:
+        drivers = (race, partial(race_spread, workers=1)) if not said else ()
+        for drive in drivers:
+            with pytest.raises(
+                RheoscopeError, match=r"out is being worked on by process \d+ on .*; wait for it"
+            ) as told:
+                drive(small(), Letters(), tmp_path / "out", device="cpu")
+            said.append(str(told.value))
+
+    race(small(), Letters(), tmp_path / "out", "cpu", tell=second)
+    assert len(said) == 2
+    assert files(tmp_path / "out") == files(undisturbed)
 
 
 class Stopped(Exception):
@@ -142,6 +171,14 @@ def stopping(at: int) -> Any:
 def test_a_race_that_is_stopped_goes_on_to_the_same_files(at: int, undisturbed: Path, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         race(small(), Letters(), tmp_path / "out", "cpu", tell=stopping(at))
+    race(small(), Letters(), tmp_path / "out", "cpu")
+    assert files(tmp_path / "out") == files(undisturbed)
+
+
+def test_where_packs_stay_on_the_device_the_files_are_the_same(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rheoscope.learn.race.roomy", lambda device: True)
     race(small(), Letters(), tmp_path / "out", "cpu")
     assert files(tmp_path / "out") == files(undisturbed)
 

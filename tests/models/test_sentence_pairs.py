@@ -95,6 +95,15 @@ def test_like_lengths_stand_together_and_epochs_differ() -> None:
     assert widths != sorted(widths)
 
 
+def test_seeds_read_other_pairs_of_the_same_lengths() -> None:
+    pairs = pairs_of([(at % 9, at % 9) for at in range(300)])
+    corpus = PairCorpus(pairs, pairs, 999, Path("tokenizer.json"))
+    for step in (0, 1, corpus.steps(60)):
+        (one, _), (other, _) = (corpus.batch(step, 60, seed) for seed in (0, 1))
+        assert one.shape == other.shape
+    assert not torch.equal(one, other)
+
+
 def test_mistakes_in_one_line(files: tuple[Path, Path], tmp_path: Path) -> None:
     out, short = tmp_path / "out", tmp_path / "short"
     short.write_text("eins\nzwei\n")

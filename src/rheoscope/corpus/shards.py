@@ -12,9 +12,7 @@ A shard is done when its file in done/ is there. Everything before that is writt
 
 import hashlib
 import json
-import os
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -24,10 +22,10 @@ from typing import Any
 from rheoscope.corpus.job import Job, from_mapping
 from rheoscope.corpus.rows import MANIFEST, parquet, sync, write
 from rheoscope.corpus.texts import Input, Shard, plan
-from rheoscope.files import check_directory, signature, whole_file
+from rheoscope.files import alone, signature, strangers, whole_file
 from rheoscope.shapes import RheoscopeError
 
-PLAN, LOCK = "plan.parquet", ".lock"
+PLAN = "plan.parquet"
 
 
 @dataclass(frozen=True)
@@ -68,43 +66,13 @@ def fingerprint(job: Job, model: dict[str, Any], shards: list[Shard]) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Inside, nobody else works on the folder. The lock is the kernel's, so it ends with the process, however that ends."""
-    hold = _lock()
-    check_directory(folder)
-    ours = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    foreign = [one for one in folder.iterdir() if not one.name.startswith(".") and one.name != PLAN]
+    """Inside, nobody else works on the folder of a run, and nothing in it is half-written."""
+    foreign = [one for one in strangers(folder) if one.name != PLAN]
     if foreign and not (folder / MANIFEST).exists():  # the plan is written before the manifest
         raise RheoscopeError(f"{folder} is there and holds no corpus run; type another --out")
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
-        try:
-            hold(file)
-        except OSError:
-            file.seek(0)
-            raise RheoscopeError(
-                f"{folder} is being worked on by {file.read().strip() or 'another process'}; wait for it, or type another --out"
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+    with alone(folder):
         _clear(folder)
-        try:
-            yield
-        finally:
-            if ours and [one.name for one in folder.iterdir()] == [LOCK]:  # refused before anything was written
-                (folder / LOCK).unlink()
-                folder.rmdir()
-
-
-def _lock() -> Callable[[Any], None]:
-    """What takes a lock of the kernel's on an open file, or fails at once."""
-    try:
-        import fcntl
-    except ImportError:
-        raise RheoscopeError(
-            "a corpus is run on Linux or macOS, which lock files and sync directories; on Windows type it in WSL (a run can be read here)"
-        ) from None
-    return lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def _clear(folder: Path) -> None:

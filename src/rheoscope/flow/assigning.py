@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, groupby, islice
 from statistics import stdev
 
 import numpy as np
@@ -20,8 +20,8 @@ SAME = 1e-6
 """Points nearer than this, in lengths of the longest, are one: the rounding of float32."""
 AT_ONCE = 2**26
 """Bytes of cost matrices that lie beside each other, for each core."""
-SHARED = 256
-"""Tokens from which on cores share the assignments: those of fewer are solved sooner than threads have changed places."""
+ALONE = 256
+"""Tokens from which on a core takes one pair at a time; of fewer all of a text, for threads change places more slowly than that."""
 Cloud = Float[Tensor, "n d"]
 Clouds = Float[Tensor, "p n d"]
 OfText = Float[Tensor, "p _ d"]
@@ -49,19 +49,34 @@ def all_moved(texts: Sequence[OfText], pairs: Sequence[Ends], draws: Sequence[in
         yield from on_cores(lambda job: moved(job[0][job[1][0]], job[0][job[1][1]], job[2], seed), every)
         return
     for group in _groups([points.shape[1] for points in texts], len(pairs)):
-        tables = [_tables(texts[text], [pairs[at] for at in some]) for text, some in group]
-        jobs = [
-            (one, at, draws[pair]) for one, (_, some) in zip(tables, group, strict=True) for at, pair in enumerate(some)
+        tables = [
+            _tables(torch.stack([texts[text] for text, _ in alike]), [pairs[at] for at in some])
+            for (_, some), alike in _alike(group, texts)
         ]
-        spread = on_cores if max(one.x.shape[1] for one in tables) >= SHARED or any(draws) else map
-        solved = iter(spread(lambda job: job[0].solved(job[1], job[2], seed), jobs))
+        each = 1 if max(one.x.shape[1] for one in tables) >= ALONE or any(draws) else len(pairs)
+        drawn = [[draws[at] for _, some in alike for at in some] for _, alike in _alike(group, texts)]
+        jobs = [
+            (one, range(at, min(at + each, len(of_pairs))), of_pairs)
+            for one, of_pairs in zip(tables, drawn, strict=True)
+            for at in range(0, len(of_pairs), each)
+        ]
+        solved = chain.from_iterable(on_cores(lambda job: job[0].solved(*job[1:], seed), jobs))
         for one in tables:
             yield from one.told(list(islice(solved, len(one.x))))
 
 
-def _groups(sizes: Sequence[int], pairs: int) -> Iterator[list[tuple[int, range]]]:
+def _alike(group: list["_Part"], texts: Sequence[OfText]) -> list[tuple[tuple[int, range], list["_Part"]]]:
+    """Neighbours with as many tokens each and the same pairs."""
+    return [(key, list(some)) for key, some in groupby(group, lambda part: (texts[part[0]].shape[1], part[1]))]
+
+
+_Part = tuple[int, range]
+"""A text and some of its pairs."""
+
+
+def _groups(sizes: Sequence[int], pairs: int) -> Iterator[list[_Part]]:
     """Texts of these sizes with some of their pairs each, as many as fit beside each other."""
-    group: list[tuple[int, range]] = []
+    group: list[_Part] = []
     held, room = 0, AT_ONCE * torch.get_num_threads()
     for text, n in enumerate(sizes):
         begin, each = 0, 16 * n * n
@@ -79,22 +94,29 @@ def _groups(sizes: Sequence[int], pairs: int) -> Iterator[list[tuple[int, range]
 Drawn = tuple[list[float], list[float]]
 
 
+_Solved = tuple[Tensor, Tensor, Drawn]
+
+
 @dataclass(frozen=True, eq=False)
 class _Tables:
-    """Some pairs of clouds of one text, with the costs of all their tokens: of points, and of directions."""
+    """Some pairs of clouds of one text, or of several with as many tokens, with the costs of all their tokens: of points, and of
+    directions."""
 
     x: Clouds
     y: Clouds
     cost: Float[Tensor, "p n n"]
     turned: Float[Tensor, "p n n"]
 
-    def solved(self, at: int, draws: int, seed: int) -> tuple[Tensor, Tensor, Drawn]:
-        """The couplings of one pair, and what chance gives."""
-        orders = permutations(self.x.shape[1], draws, seed)
-        drawn = by_tables(self.x[at], self.y[at], orders)
-        return assignment(self.cost[at]), assignment(self.turned[at]), drawn
+    def solved(self, some: range, draws: Sequence[int], seed: int) -> list[_Solved]:
+        """The couplings of some pairs, and what chance gives; costs are fetched by whoever solves them."""
+        cost, turned = (table[some.start : some.stop].cpu() for table in (self.cost, self.turned))
+        orders = (permutations(self.x.shape[1], draws[at], seed) for at in some)
+        drawn = [by_tables(self.x[at], self.y[at], order) for at, order in zip(some, orders, strict=True)]
+        return [
+            (assignment(one), assignment(other), chance) for one, other, chance in zip(cost, turned, drawn, strict=True)
+        ]
 
-    def told(self, solved: Sequence[tuple[Tensor, Tensor, Drawn]]) -> list[Moved]:
+    def told(self, solved: Sequence[_Solved]) -> list[Moved]:
         """All numbers of all pairs: the device is asked once."""
         coupling, partner = torch.stack([one[0] for one in solved]), torch.stack([one[1] for one in solved])
         best = _mean_square(paired(self.y, coupling) - self.x)
@@ -106,10 +128,10 @@ class _Tables:
         ]
 
 
-def _tables(points: Clouds, pairs: Sequence[Ends]) -> _Tables:
+def _tables(points: Float[Tensor, "t p n d"], pairs: Sequence[Ends]) -> _Tables:
     first, last = (torch.tensor([pair[end] for pair in pairs], device=points.device) for end in (0, 1))
-    x, y = points[first], points[last]
-    return _Tables(x, y, squared_distances(x, y).cpu(), squared_distances(_directions(x), _directions(y)).cpu())
+    x, y = (points[:, at].flatten(0, 1) for at in (first, last))
+    return _Tables(x, y, squared_distances(x, y), squared_distances(_directions(x), _directions(y)))
 
 
 def moved(x: Cloud, y: Cloud, draws: int, seed: int) -> Moved:

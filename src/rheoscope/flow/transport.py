@@ -189,9 +189,8 @@ def powers(layers: int) -> list[int]:
 def _values(last: int, moves: dict[tuple[int, int], Moved], strides: list[int]) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
     for name in OF_PAIR:
-        table = torch.full((len(strides), last), float("nan"), dtype=torch.float64)
-        for (stride, at), one in ((pair, one) for pair, one in moves.items() if pair[0] in strides):
-            table[strides.index(stride), at + stride - 1] = one.figures[name]
+        rows = [[float("nan")] * (s - 1) + [moves[s, at].figures[name] for at in range(last - s + 1)] for s in strides]
+        table = torch.tensor(rows, dtype=torch.float64)
         values |= {f"{name}_strided": table, name: table[0]}
     values["coupling"] = torch.stack([moves[1, at].coupling for at in range(last)])
     whole = moves[last, 0]

@@ -3,6 +3,7 @@
     out/race.json                         what is raced: recipe, entrants, seeds, rates
     out/data/                             its tokens, unless they were prepared elsewhere
     out/screen/                           a shorter race in which rates were chosen, where there was one
+    out/.lock                             held by the kernel for the one driver that works here
     out/packs/NAME@RATE/log.jsonl         a line for each seed and each time it was measured
                         state-STEP.safetensors    where that pack stands: weights and, until the end, its optimisers
                         looks/            its first seed at marked steps, where it was looked at
@@ -13,14 +14,15 @@ counts; only then is the state before it removed.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from rheoscope.files import check_directory, signature, write_file, write_report
+from rheoscope.files import alone, signature, strangers, write_file, write_report
 from rheoscope.models.checkpoint import save_tensors
 from rheoscope.models.state import LOOKS
 from rheoscope.shapes import RheoscopeError
@@ -116,9 +118,17 @@ def times_of(folder: Path) -> list[Line]:
     return told
 
 
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Inside, no other driver works on the folder of a race."""
+    if not (out / RACE).exists() and any(one.name not in (DATA, SCREEN) for one in strangers(out)):
+        raise RheoscopeError(f"{out} holds other files; type another --out")
+    with alone(out):
+        yield
+
+
 def same_race(out: Path, now: Line) -> Line:
     """Store what is raced, or go on with what is there: more entrants and rates may join, nothing else may change."""
-    check_directory(out)
     now, file = json.loads(json.dumps(now)), out / RACE
     if file.exists():
         held = read_race(out)
@@ -129,8 +139,6 @@ def same_race(out: Path, now: Line) -> Line:
                 )
         now |= {name: list(dict.fromkeys([*held[name], *now[name]])) for name in ("mechanisms", "rates")}
         now["chosen"] = held["chosen"] | now["chosen"]
-    elif out.exists() and any(one.name not in (DATA, SCREEN) for one in out.iterdir()):
-        raise RheoscopeError(f"{out} holds other files; type another --out")
     write_file(file, lambda to: to.write_text(json.dumps({"written_by": signature()} | now, indent=1) + "\n"))
     return now
 

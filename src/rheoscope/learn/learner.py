@@ -3,8 +3,10 @@
 losses ─► gradient of each seed ─► clipped, each by its own length ─► AdamW or Muon
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from rheoscope.learn.optimiser import clip_each, packed_optimisers
 from rheoscope.learn.packed import Packed
+from rheoscope.learn.recorded import Recorder
 from rheoscope.models.optimiser import optimisers, rate_at
 from rheoscope.models.penalty import penalty
 from rheoscope.models.recipes import Recipe
@@ -41,12 +44,13 @@ class SeedLoss(nn.Module):
 class SeedObjective(nn.Module):
     """Packed models with their losses, as one module to compile."""
 
-    def __init__(self, model: Packed, ignored: int) -> None:
+    def __init__(self, model: Packed, task: Task) -> None:
         super().__init__()
-        self.model, self.loss = model, SeedLoss(model.unembed, model.seeds, ignored)
+        self.model, self.task, self.loss = model, task, SeedLoss(model.unembed, model.seeds, task.ignored)
 
-    def forward(self, x: Int[Tensor, "sb n"], y: Int[Tensor, "sb n"], smoothing: float = 0.0) -> Losses:
-        return self.loss(self.model.points(x), y, smoothing)
+    def forward(self, x: Int[Tensor, "sb s"], y: Int[Tensor, "sb t"], smoothing: float = 0.0) -> Losses:
+        given, wanted = self.task.given((x, y))
+        return self.loss(self.model.points(*given), wanted, smoothing)
 
 
 class OneObjective(nn.Module):
@@ -83,6 +87,7 @@ class Learner:
     optimisers: list[torch.optim.Optimizer]
     clip: Callable[[float], object]
     besides: Penalised | None = None
+    recorder: Recorder = field(default_factory=Recorder)
 
     @property
     def model(self) -> nn.Module:
@@ -99,7 +104,10 @@ class Learner:
         return self.model.unpack(0) if isinstance(self.model, Packed) else self.model
 
     def compile(self, blocks: bool = False) -> None:
-        """Have `torch.compile` make one graph of model and loss; or one of a block, which serves them all, and one of the loss."""
+        """Have `torch.compile` make one graph of model and loss; or one of a block, which serves them all, and one of the loss.
+
+        On a GPU steps are then recorded and played, where the optimisers read their rate from the device.
+        """
         stacks = [one for one in self.model.modules() if isinstance(one, Stack)]
         parts = [block for stack in stacks for block in stack.blocks]
         heads = [one for one in self.objective.modules() if isinstance(one, SeedLoss)]
@@ -107,22 +115,29 @@ class Learner:
             part.compile()
         if self.besides is not None:
             self.besides.compile()
+        rates = [group["lr"] for one in self.optimisers for group in one.param_groups]
+        self.recorder.on = all(isinstance(rate, Tensor) and rate.device.type == "cuda" for rate in rates)
 
     def step(self, recipe: Recipe, step: int, batch: Batch, tokens: Float[Tensor, " seeds"]) -> Losses:
         """One step of the optimisers, `tokens` of each seed predicted; gives each seed's loss per token before it."""
         if recipe.config.dropout or recipe.config.attention_dropout:
             seed_draws((step * 1_000_003 + self.seeds[0]) % 2**63, self.device)
+        for group in (group for one in self.optimisers for group in one.param_groups):
+            rate = rate_at(recipe, step)
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+        return self.recorder(lambda *given: self._step(recipe, *given), *batch, tokens)
+
+    def _step(self, recipe: Recipe, x: Tensor, y: Tensor, tokens: Float[Tensor, " seeds"]) -> Losses:
+        """All of it that a device does."""
         total = torch.zeros(len(self.seeds), device=self.device)
-        for x, y in self._pieces(batch, recipe.accumulate):
+        for piece in self._pieces((x, y), recipe.accumulate):
             with autocast(self.device):
-                losses = self.objective(x, y, recipe.label_smoothing) / tokens
-                asked = losses if self.besides is None else losses + self.besides(x) / recipe.accumulate
+                losses = self.objective(*piece, recipe.label_smoothing) / tokens
+                asked = losses if self.besides is None else losses + self.besides(piece[0]) / recipe.accumulate
             asked.sum().backward()
             total += losses.detach()
         self.clip(recipe.clip)
         for one in self.optimisers:
-            for group in one.param_groups:
-                group["lr"] = rate_at(recipe, step)
             one.step()
             one.zero_grad(set_to_none=True)
         return total
@@ -139,8 +154,8 @@ class Learner:
         total, tokens = torch.zeros(len(self.seeds), device=self.device, dtype=torch.float64), 0
         for x, y in batches:
             rows = [part.to(self.device).repeat(len(self.seeds), 1) for part in (x, y)]
-            with autocast(self.device):
-                total += self.objective.forward(*rows)  # not the compiled one: batches have many shapes
+            with autocast(self.device), uncompiled():
+                total += self.objective(*rows)
             tokens += count((x, y))
         self.model.train()
         return (total / tokens).float()
@@ -152,6 +167,7 @@ class Learner:
 
     def fill(self, held: dict[str, Tensor], device: torch.device) -> None:
         """Be what was kept, on a device."""
+        self.recorder.forget()
         self.model.to(device)  # tables of positions
         for name, own in self.model.named_parameters():
             own.data = held[f"weights.{name}"].to(device, copy=True)
@@ -159,6 +175,7 @@ class Learner:
 
     def leave(self) -> None:
         """Give the device back: what it was is kept elsewhere. What `torch.compile` made of it stays."""
+        self.recorder.forget()
         for own in self.model.parameters():
             own.data = own.data.new_empty(0)
             own.grad = None
@@ -166,11 +183,19 @@ class Learner:
             one.state.clear()
 
 
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Meanwhile nothing is compiled: held-out batches have many shapes, and are few; so torch need not say that they take longer."""
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        yield
+
+
 def packed_learner(models: Sequence[nn.Module], seeds: Sequence[int], recipe: Recipe, task: Task) -> Learner:
     """All seeds at once; models that cannot be packed are refused."""
     packed = Packed(models).train()
     parameters, besides = list(packed.parameters()), _besides(packed.body, recipe)
-    objective, made = SeedObjective(packed, task.ignored), packed_optimisers(packed, recipe)
+    objective, made = SeedObjective(packed, task), packed_optimisers(packed, recipe)
     return Learner(tuple(seeds), objective, made, lambda to: clip_each(parameters, to), besides)
 
 

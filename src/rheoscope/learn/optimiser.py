@@ -33,9 +33,13 @@ def packed_optimisers(packed: Packed, recipe: Recipe) -> list[torch.optim.Optimi
         {"params": [p for p in rest if p.ndim >= 3], "weight_decay": recipe.weight_decay},
         {"params": [p for p in rest if p.ndim < 3], "weight_decay": 0.0},
     ]
-    fused = all(p.device.type in ("cpu", "cuda") for p in rest)
-    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, recipe.rate, betas=recipe.betas, fused=fused)]
-    return [*made, PackedMuon(matrices, recipe.rate, recipe.weight_decay)] if matrices else made
+    device = rest[0].device
+    fused, recordable = device.type in ("cpu", "cuda"), device.type == "cuda"
+    rate = torch.tensor(recipe.rate, device=device) if recordable else recipe.rate
+    made: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, rate, betas=recipe.betas, fused=fused, capturable=recordable)
+    ]
+    return [*made, PackedMuon(matrices, rate, recipe.weight_decay)] if matrices else made
 
 
 class PackedMuon(torch.optim.Optimizer):
@@ -44,7 +48,7 @@ class PackedMuon(torch.optim.Optimizer):
     **Laws** equal to `torch.optim.Muon` seed by seed.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], rate: float, weight_decay: float) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], rate: float | Tensor, weight_decay: float) -> None:
         super().__init__(parameters, {"lr": rate, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -57,14 +61,16 @@ class PackedMuon(torch.optim.Optimizer):
             for alike in by_shape.values():
                 self._update(alike, group["lr"], group["weight_decay"])
 
-    def _update(self, alike: list[Tensor], rate: float, weight_decay: float) -> None:
+    def _update(self, alike: list[Tensor], rate: float | Tensor, weight_decay: float) -> None:
         gradients = [own.grad for own in alike if own.grad is not None]
         held = [self.state[own].setdefault("momentum_buffer", torch.zeros_like(own)) for own in alike]
         torch._foreach_lerp_(held, gradients, 1 - MOMENTUM)
         ahead = torch._foreach_lerp(gradients, held, MOMENTUM)
-        turned = orthogonalised(torch.cat(list(ahead))).to(alike[0].dtype).split(len(alike[0]))
+        turned = orthogonalised(torch.cat(list(ahead))).to(alike[0].dtype) * (
+            rate * 0.2 * max(alike[0].shape[1:]) ** 0.5
+        )
         torch._foreach_mul_(alike, 1 - rate * weight_decay)
-        torch._foreach_add_(alike, list(turned), alpha=-rate * 0.2 * max(alike[0].shape[1:]) ** 0.5)
+        torch._foreach_sub_(alike, list(turned.split(len(alike[0]))))
 
 
 def orthogonalised(G: Float[Tensor, "s r c"]) -> Float[Tensor, "s r c"]:

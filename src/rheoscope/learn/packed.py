@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rheoscope.attention.definition import Masked
+from rheoscope.attention.definition import Masked, positions
+from rheoscope.attention.mask import Mask, Table, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
 from rheoscope.attention.parameters import with_tensors
@@ -25,7 +26,7 @@ from rheoscope.attention.position import ALiBi, NoPosition
 from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.places import LearnedTable, Places
 from rheoscope.models.projections import SymmetricSkew, TiedPositional
-from rheoscope.models.transformer import Embedding, Linear, Transformer, architecture
+from rheoscope.models.transformer import Embedding, Linear, Transformer, Translator, architecture
 from rheoscope.shapes import RheoscopeError
 
 Cloud = Float[Tensor, "sb n d"]
@@ -40,11 +41,13 @@ class CannotPack(RheoscopeError):
 class Packed(nn.Module):
     """Models of one shape as one: ids (seeds · b, n), the rows of the first seed first, give logits (seeds · b, n, vocabulary).
 
+    An encoder-decoder takes what it takes alone, sources, targets and which tokens of the sources are real, each (seeds · b, …).
+
     **Answers** what each of them would, in the time of little more than one on a machine that one alone leaves idle.
 
     **Laws** logits and gradients are those of each model alone, to rounding; `unpack(i)` gives back the i-th as it was.
 
-    **Siblings** `learners.packed_learner` trains one; `Transformer` is what is packed.
+    **Siblings** `learner.packed_learner` trains one; `Transformer` and `Translator` are what is packed.
 
     >>> from rheoscope.models.config import Config
     >>> models = [Transformer(Config(vocabulary=9, width=8, depth=1, heads=2)) for _ in range(3)]
@@ -54,10 +57,8 @@ class Packed(nn.Module):
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.configs = [model.config for model in models if isinstance(model, Transformer)]
+        self.configs = [model.config for model in models if isinstance(model, Transformer | Translator)]
         named = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
-        if len(self.configs) < len(models):
-            raise CannotPack("an encoder-decoder has no packed form")
         if len({tuple((name, p.shape) for name, p in one.items()) for one in named}) != 1:
             raise CannotPack("only models of one shape are packed, got several; pack each shape by itself")
         body = copy.deepcopy(models[0])
@@ -66,7 +67,7 @@ class Packed(nn.Module):
             if id(own) not in held:
                 held[id(own)] = nn.Parameter(torch.stack([one[name].detach() for one in named]))
         packed = packed_module(body, lambda own: held[id(own)])
-        assert isinstance(packed, Transformer)  # its parts are others, it is still one
+        assert isinstance(packed, Transformer | Translator)  # its parts are others, it is still one
         self.body = packed
 
     @property
@@ -78,17 +79,17 @@ class Packed(nn.Module):
         """From points to logits."""
         return self.body.unembed
 
-    def points(self, ids: Int[Tensor, "sb n"]) -> Cloud:
+    def points(self, *given: Tensor) -> Cloud:
         """What is unembedded."""
-        cloud: Tensor = self.body.stack(ids)
-        return cloud
+        own: Callable[..., Tensor] = self.body.points
+        return own(*given)
 
-    def forward(self, ids: Int[Tensor, "sb n"]) -> Float[Tensor, "sb n v"]:
-        logits: Tensor = self.body(ids)
+    def forward(self, *given: Tensor) -> Float[Tensor, "sb n v"]:
+        logits: Tensor = self.body(*given)
         return logits
 
     @torch.no_grad()
-    def unpack(self, at: int) -> Transformer:
+    def unpack(self, at: int) -> Transformer | Translator:
         """One of the models by itself, on the CPU: for looks, checkpoints and every analysis.
 
         >>> from rheoscope.models.config import Config
@@ -101,7 +102,6 @@ class Packed(nn.Module):
         mine = dict(self.body.named_parameters(remove_duplicate=False))
         for name, own in model.named_parameters():
             own.copy_(mine[name][at])
-        assert isinstance(model, Transformer)
         return model
 
 
@@ -140,7 +140,9 @@ class PackedEmbedding(nn.Module):
     def forward(self, ids: Int[Tensor, "sb n"]) -> Cloud:
         seeds, vocabulary, _ = self.weight.shape
         offset = vocabulary * torch.arange(seeds, device=ids.device)
-        return functional.embedding((ids.view(seeds, -1) + offset[:, None]).view_as(ids), self.weight.flatten(0, 1))
+        return functional.embedding(
+            (ids.reshape(seeds, -1) + offset[:, None]).view(ids.shape), self.weight.flatten(0, 1)
+        )
 
 
 class PackedRMSNorm(nn.Module):
@@ -216,25 +218,40 @@ class OfSeeds(Mechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None, lowering: str | None = None) -> Tensor:
         """Each seed by its own tensors."""
-        if mask is not None or not isinstance(self.position, ALiBi | NoPosition):
-            raise CannotPack("a packed mechanism that learns takes no padding and no table of buckets")
+        if not isinstance(self.position, ALiBi | NoPosition):
+            raise CannotPack("a packed mechanism that learns takes no table of buckets")
         seeds, heads = len(next(iter(self.tensors.values()))), q.shape[1]
         at = self.position
         position = ALiBi(at.slopes.repeat(seeds)) if isinstance(at, ALiBi) else at
         one = Mechanism(self.score, self.mask, position, self.normaliser, self.value)
         mine = with_tensors(one, {path: of_each_head(x, heads) for path, x in self.tensors.items()})
+        permitted = None if mask is None else for_each_head(mask, q, k, seeds)
         q, k, v = (seeds_as_heads(x, seeds) for x in (q, k, v))
-        out = mine.attend(q, k, v, lowering=lowering)
+        out = mine.attend(q, k, v, permitted, lowering)
         return out.unflatten(1, (seeds, heads)).transpose(0, 1).flatten(0, 1)
 
 
-def seeds_as_heads(x: Float[Tensor, "sb h n d"], seeds: int) -> Float[Tensor, "b sh n d"]:
+def seeds_as_heads(x: Shaped[Tensor, "sb h n d"], seeds: int) -> Shaped[Tensor, "b sh n d"]:
     """Seeds that are folded into the batch, folded into the heads instead.
 
     >>> seeds_as_heads(torch.zeros(6, 4, 5, 8), 3).shape
     torch.Size([2, 12, 5, 8])
     """
     return x.unflatten(0, (seeds, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def for_each_head(
+    mask: Mask | str | Tensor, q: Float[Tensor, "sb h m d"], k: Float[Tensor, "sb g n d"], seeds: int
+) -> Table:
+    """A mask of texts whose seeds are folded into the batch, where they are folded into the heads: each seed has texts of its own.
+
+    >>> from rheoscope.attention.mask import Padding
+    >>> real, q = torch.tensor([[True, True], [True, False]]), torch.zeros(2, 1, 2, 4)
+    >>> for_each_head(Padding(real), q, q, seeds=2).permitted.int().tolist()
+    [[[[1, 1], [1, 1]], [[1, 0], [1, 0]]]]
+    """
+    permitted = as_mask(mask)(*positions(q.shape[-2], k.shape[-2], q.device))
+    return Table(seeds_as_heads(permitted.expand(*q.shape[:2], -1, -1), seeds))
 
 
 def of_each_head(x: Float[Tensor, "s ..."], heads: int) -> Float[Tensor, "sh ..."]:

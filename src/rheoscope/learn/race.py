@@ -2,7 +2,7 @@
 
     for every mark (a step at which all are measured):
         for every pack (all seeds of one entrant at one rate):
-            fetch its state ─► train to the mark ─► measure ─► keep its state ─► leave the device
+            fetch its state ─► train to the mark ─► measure ─► keep its state ─► leave the device, where others need it
 
 So noise of the machine hits all alike, and what is killed loses at most one turn. A step is a function of (seed, step) alone: a race that
 goes on ends with the numbers of one that nothing disturbed.
@@ -117,7 +117,7 @@ class Pack:
         """What these seeds read at a step, the rows of the first seed first: the same for every entrant and rate."""
         each = [task.batch(step, replace(self.recipe, seed=seed)) for seed in seeds]
         counts = torch.tensor([float(task.count(one)) for one in each])
-        return (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])), counts
+        return task.together(each), counts
 
     @property
     def tokens(self) -> int:
@@ -167,7 +167,7 @@ def race(
 
     **Laws** killed at any moment and called again, it ends with the same logs and weights, byte for byte on a CPU, and on a GPU where
     it is `deterministic`, which takes longer; packed seeds learn what each would alone, to rounding; a seed that diverges is logged as
-    diverged and the others of its pack go on.
+    diverged and the others of its pack go on; a second driver of the same folder is refused.
 
     **Many GPUs** under `torchrun` every process takes its share of the entrants, on a device of its own, into one folder;
     `learn.spread.race_spread` gives one pack after the other to workers of a Ray cluster.
@@ -175,14 +175,14 @@ def race(
     **Siblings** `models.train.train` trains one model and keeps the best of it.
     """
     asked = fitting(asked, task)
-    with placed(device) as place:
+    with placed(device) as place, kept.alone_in(out) if place.first else nullcontext():
         if place.first:
             kept.same_race(out, asked.told(task))
         place.wait()
         way = Way(compiled, packed, deterministic, look)
         with running(asked, task, out, place, way, tell, say) as here:
             here.run(share(asked.packs(), place))
-        place.wait()
+        place.wait()  # the first one holds the folder for all
 
 
 def fitting(asked: Race, task: Task) -> Race:
@@ -200,7 +200,7 @@ def share(packs: Sequence[Pack], place: Place) -> list[Pack]:
 
 @dataclass(frozen=True)
 class Way:
-    """How packs are trained, whatever they are: compiled (None: on a GPU), all seeds as one, with the same rounding each time."""
+    """How packs are trained, whatever they are: compiled (None: as `compiles` says), all seeds as one, with the same rounding each time."""
 
     compiled: bool | None = None
     packed: bool = True
@@ -212,12 +212,21 @@ class Way:
 USUAL = Way()
 
 
+def compiles(device: torch.device, config: Config) -> bool:
+    """Whether models are compiled where nobody says: on a GPU, but for sentence pairs, where nearly every step has a shape of its own.
+
+    >>> compiles(torch.device("cuda"), Config(9)), compiles(torch.device("cuda"), Config(9, form="encoder-decoder"))
+    (True, False)
+    """
+    return device.type == "cuda" and config.form != "encoder-decoder"
+
+
 @contextmanager
 def running(
     asked: Race, task: Task, out: Path, place: Place, way: Way, tell: Tell = _untold, say: Say = _unsaid
 ) -> "Iterator[Running]":
     """What trains packs of a race at one place, while torch is as the race needs it."""
-    compiled = place.device.type == "cuda" if way.compiled is None else way.compiled
+    compiled = compiles(place.device, asked.recipe.config) if way.compiled is None else way.compiled
     with ThreadPoolExecutor(1) as writer, many_graphs(compiled), rounding_alike(way.deterministic):
         yield Running(asked, task, out, place, compiled, way.packed, tell, say, way.look, writer)
 
@@ -239,6 +248,8 @@ class Running:
     written: "Future[None] | None" = None
     writing: Path | None = None
     learners: dict[str, list[Learner]] = field(default_factory=dict)
+    standing: dict[str, tuple[Path, int]] = field(default_factory=dict)
+    """Which pack of an entrant is on the device, and at which mark."""
     done: int = 0
     whole: int = 0
 
@@ -265,7 +276,7 @@ class Running:
     def turn(self, pack: Pack, folder: Path, lines: list[kept.Line], step: int | None, mark: int) -> None:
         """One pack from where it stands to a mark."""
         learners = self._learners(pack, fresh=step is None)
-        if step is not None:
+        if step is not None and self.standing.get(pack.entrant) != (folder, step):
             held = kept.state_of(folder, step)
             for learner in learners:
                 learner.fill(_own(held, learner), self.device)
@@ -283,8 +294,13 @@ class Running:
             kept.add_times(
                 folder, {"step": mark, "seconds": seconds, "tokens per second": speed, "learners": len(learners)}
             )
+        self.standing[pack.entrant] = (folder, mark)
         for learner in learners:
-            learner.leave()
+            learner.recorder.forget()
+        if not roomy(self.device):
+            del self.standing[pack.entrant]
+            for learner in learners:
+                learner.leave()
 
     def _wait(self) -> None:
         """Until what was handed over last is written; what went wrong with it goes wrong here."""
@@ -349,6 +365,13 @@ class Running:
         recipe = self.asked.recipe
         rows = recipe.batch // recipe.accumulate * recipe.context
         return islice(self.task.held_out(recipe), max(1, self.asked.held_out // rows))
+
+
+def roomy(device: torch.device) -> bool:
+    """Whether a pack may stay on the device while others train: less than half of it is held."""
+    if device.type != "cuda":
+        return False
+    return 2 * torch.cuda.memory_allocated(device) < torch.cuda.get_device_properties(device).total_memory
 
 
 def ahead(reader: ThreadPoolExecutor, read: Callable[[int], Work], begin: int, end: int) -> Iterator[tuple[int, Work]]:

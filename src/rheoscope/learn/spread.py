@@ -73,27 +73,29 @@ def race_spread(
     """Train every entrant at every rate with every seed, as `race` does, by workers of a Ray cluster or of this machine.
 
     **Laws** the files are those of `race`, byte for byte on CPUs with as many threads each; a worker or a node that dies costs at
-    most one turn of its pack, which another goes on with; a driver that dies leaves a folder that either goes on with.
+    most one turn of its pack, which another goes on with; a driver that dies leaves a folder that either goes on with; a second driver is
+    refused.
 
     **Asks** that all machines see `out` and the prepared data under the same names.
 
     **Siblings** `race` in one process, or under `torchrun`.
     """
     asked, out = fitting(asked, task), out.resolve()
-    kept.same_race(out, asked.told(task))
-    packs = asked.packs()
-    left = [pack for pack in packs if not ended(out, pack)]
-    if not left:
-        return
-    whole = sum(pack.whole for pack in packs)
-    done = whole - sum(pack.whole for pack in left)
-    opening = partial(opened, asked, task, out, device, way)
-    with spread(opening, WORDS, workers, address, threads, device) as found:
-        for one in found.work(None, left):
-            done += one.pack.whole
-            for line in one.said:
-                say(line)
-            tell(done, whole, one.pack.name)
+    with kept.alone_in(out):
+        kept.same_race(out, asked.told(task))
+        packs = asked.packs()
+        left = [pack for pack in packs if not ended(out, pack)]
+        if not left:
+            return
+        whole = sum(pack.whole for pack in packs)
+        done = whole - sum(pack.whole for pack in left)
+        opening = partial(opened, asked, task, out, device, way)
+        with spread(opening, WORDS, workers, address, threads, device) as found:
+            for one in found.work(None, left):
+                done += one.pack.whole
+                for line in one.said:
+                    say(line)
+                tell(done, whole, one.pack.name)
 
 
 def ended(out: Path, pack: Pack) -> bool:

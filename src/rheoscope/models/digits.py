@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rheoscope.models.data import IGNORED, seeded
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.task import Batch, SomeTokens, check_form
+from rheoscope.models.task import Batch, Predicted, check_form
 from rheoscope.shapes import RheoscopeError
 
 SHADES, PIXELS, PATCHES, CLASSES = 4, 4, 16, 10
@@ -25,7 +25,7 @@ HELD_OUT_SHARE = 5
 
 
 @dataclass(frozen=True)
-class Digits(SomeTokens):
+class Digits(Predicted):
     """Which digit an image shows: 16 patches of 2 × 2 pixels are tokens, the answer stands at one more that asks.
 
     **Formula** a pixel has one of 4 shades, a patch one of 4⁴ = 256 ids; 256 asks, 257 … 266 are the digits. A row is the

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn import functional
 
 from rheoscope.files import whole_file
 from rheoscope.models.data import Progress, seeded
@@ -55,13 +56,19 @@ class Pairs:
 
     def padded(self, which: Iterable[int]) -> Batch:
         """These pairs as ids: a source is its tokens and ``<|end|>``, a target ``<|start|>``, its tokens and ``<|end|>``."""
-        rows: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for pair in which:
-            start, middle, end = (int(self.ends[at]) if at >= 0 else 0 for at in range(2 * pair - 1, 2 * pair + 2))
-            rows[0].append(torch.tensor([*self.tokens[start:middle].tolist(), END]))
-            rows[1].append(torch.tensor([START, *self.tokens[middle:end].tolist(), END]))
-        sources, targets = (torch.nn.utils.rnn.pad_sequence(row, batch_first=True, padding_value=PAD) for row in rows)
-        return sources, targets
+        pairs = np.fromiter(which, np.int64)
+        sources, targets = (self._ended(2 * pairs + side) for side in (0, 1))
+        return sources, functional.pad(targets, (1, 0), value=START)
+
+    def _ended(self, which: np.ndarray) -> Int[Tensor, "b w"]:
+        """These sentences, each with ``<|end|>`` behind it, padded."""
+        starts = np.where(which > 0, self.ends[which - 1], 0)[:, None]
+        lengths = self.ends[which][:, None] - starts
+        at = np.arange(lengths.max() + 1)
+        ids, there = np.full((len(which), len(at)), PAD, np.int64), at < lengths
+        ids[there] = self.tokens[(starts + at)[there]]
+        ids[at == lengths] = END
+        return torch.from_numpy(ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +102,8 @@ class PairCorpus:
         """The padded sources and targets of a step, pairs of like length, at most `tokens` ids on either side.
 
         A pure function of its arguments. An epoch is `steps(tokens)` steps, in which every pair comes once; which pairs
-        of one length stand together, and the order of the batches, are drawn anew for each epoch.
+        of one length stand together, and the order of the batches, are drawn anew for each epoch. The order of lengths is the
+        same for every seed, so that batches of one step can be trained side by side with little padding.
 
         >>> pairs = Pairs(np.arange(3, 13), np.array([1, 3, 6, 10]))  # 3 ─► 4 5 and 6 7 8 ─► 9 10 11 12
         >>> corpus = PairCorpus(pairs, pairs, 13, Path("tokenizer.json"))
@@ -120,6 +128,24 @@ class PairCorpus:
                 yield self.held_out.padded(range(first, at))
                 first, widest = at, width
         yield self.held_out.padded(range(first, len(widths)))
+
+
+def side_by_side(batches: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+    """Batches below each other, every one padded to the same number of rows and length; a row that is added has an empty source and no
+    target.
+
+    >>> one, other = (torch.tensor([[5, 2]]), torch.tensor([[1, 6, 2]])), (torch.tensor([[2], [2]]), torch.tensor([[1, 2], [1, 2]]))
+    >>> [side.tolist() for side in side_by_side([one, other])]
+    [[[5, 2], [2, 0], [2, 0], [2, 0]], [[1, 6, 2], [0, 0, 0], [1, 2, 0], [1, 2, 0]]]
+    """
+    sources, targets = (_below(side) for side in zip(*batches, strict=True))
+    sources[sources[:, 0] == PAD, 0] = END
+    return sources, targets
+
+
+def _below(parts: Sequence[Int[Tensor, "_ _"]]) -> Int[Tensor, "b w"]:
+    rows, width = (max(part.shape[side] for part in parts) for side in (0, 1))
+    return torch.cat([functional.pad(ids, (0, width - ids.shape[1], 0, rows - len(ids)), value=PAD) for ids in parts])
 
 
 def prepare_pairs(
@@ -229,11 +255,11 @@ def _cuts(pairs: Pairs, tokens: int) -> tuple[int, ...]:
     return tuple(cuts)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=64)  # one of every seed that is trained side by side
 def _epoch(pairs: Pairs, tokens: int, seed: int, epoch: int) -> list[np.ndarray]:
     """The batches of an epoch, as indices of pairs: shuffled, sorted by width (ties stay shuffled), cut, and shuffled again."""
     draw = seeded(seed, epoch)
     shuffled = torch.randperm(len(pairs), generator=draw).numpy()
     by_width = shuffled[np.argsort(pairs.widths()[shuffled], kind="stable")]
     batches = np.split(by_width, _cuts(pairs, tokens))
-    return [batches[at] for at in torch.randperm(len(batches), generator=draw).tolist()]
+    return [batches[at] for at in torch.randperm(len(batches), generator=seeded(epoch)).tolist()]

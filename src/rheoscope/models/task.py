@@ -7,7 +7,7 @@ Losses are sums over tokens beside how many tokens they are of, so that pieces o
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -18,11 +18,15 @@ from torch.nn.functional import cross_entropy
 
 from rheoscope.models.data import IGNORED, Corpus, seeded
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.sentence_pairs import PAD, PairCorpus
+from rheoscope.models.sentence_pairs import PAD, PairCorpus, side_by_side
 from rheoscope.models.vocabulary import MASK, load_tokenizer
 from rheoscope.shapes import RheoscopeError
 
 Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
+Several = Sequence[tuple[Int[Tensor, "_ _"], Int[Tensor, "_ _"]]]
+"""Batches that may have different shapes."""
+Given = tuple[tuple[Tensor, ...], Int[Tensor, "b said"]]
+"""What a model is called with, and the token that belongs at every place of its answer."""
 
 
 @runtime_checkable
@@ -43,6 +47,14 @@ class Task(Protocol):
 
     def held_out(self, recipe: Recipe) -> Iterator[Batch]: ...
 
+    def together(self, batches: Several) -> tuple[Tensor, Tensor]:
+        """Batches of several seeds as one, the rows of the first one first, of each as many."""
+        ...
+
+    def given(self, batch: Batch) -> Given:
+        """A batch as a model takes it."""
+        ...
+
     def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
         """Nats, summed over the tokens that are predicted."""
         ...
@@ -56,8 +68,33 @@ class Task(Protocol):
         ...
 
 
+class Predicted(ABC):
+    """Tokens that are to be said, wherever a batch does not have `ignored`; unless a task says more, a model is shown x alone."""
+
+    @property
+    @abstractmethod
+    def ignored(self) -> int: ...
+
+    def together(self, batches: Several) -> tuple[Tensor, Tensor]:
+        x, y = (torch.cat(side) for side in zip(*batches, strict=True))
+        return x, y
+
+    def given(self, batch: Batch) -> Given:
+        return batch[:1], batch[1]
+
+    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+        seen, wanted = self.given(batch)
+        return nats(model(*seen), wanted, smoothing, self.ignored)
+
+    def count(self, batch: Batch) -> int:
+        return int((self.given(batch)[1] != self.ignored).sum())
+
+    def figures(self, nats: float, tokens: int) -> dict[str, float]:
+        return per_token(nats, tokens)
+
+
 @dataclass(frozen=True)
-class Prose:
+class Prose(Predicted):
     """The next token, everywhere: (x, y) with y the tokens after x."""
 
     corpus: Corpus
@@ -81,13 +118,6 @@ class Prose:
     def held_out(self, recipe: Recipe) -> Iterator[Batch]:
         return self.corpus.windows(recipe.context, recipe.batch // recipe.accumulate)
 
-    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
-        x, y = batch
-        return nats(model(x), y, smoothing, self.ignored)
-
-    def count(self, batch: Batch) -> int:
-        return int((batch[1] != self.ignored).sum())
-
     def figures(self, nats: float, tokens: int) -> dict[str, float]:
         return {"loss": nats / tokens, "bits per byte": nats / math.log(2) / self.corpus.held_out_bytes}
 
@@ -98,26 +128,8 @@ HELD_OUT = -1
 """In the place of a step: held-out tokens are hidden in the same places whenever they are asked for."""
 
 
-class SomeTokens(ABC):
-    """What is to be said of some of the tokens: the others are `ignored` in the answers."""
-
-    @property
-    @abstractmethod
-    def ignored(self) -> int: ...
-
-    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
-        x, y = batch
-        return nats(model(x), y, smoothing, self.ignored)
-
-    def count(self, batch: Batch) -> int:
-        return int((batch[1] != self.ignored).sum())
-
-    def figures(self, nats: float, tokens: int) -> dict[str, float]:
-        return per_token(nats, tokens)
-
-
 @dataclass(frozen=True)
-class Masked(SomeTokens):
+class Masked(Predicted):
     """The hidden tokens, from all others (BERT, arXiv:1810.04805): (x, y) with y the tokens at chosen places, ignored elsewhere.
 
     **Formula** 15 % of the places of each row are chosen, at least one; of these 80 % show the token `mask`, 10 % a token
@@ -170,7 +182,7 @@ class Masked(SomeTokens):
 
 
 @dataclass(frozen=True)
-class Translation:
+class Translation(Predicted):
     """A target sentence, token by token, from its source: (source, target), 0 is padding."""
 
     corpus: PairCorpus
@@ -198,15 +210,12 @@ class Translation:
     def held_out(self, recipe: Recipe) -> Iterator[Batch]:
         return self.corpus.held_out_batches(recipe.batch * recipe.context // recipe.accumulate)
 
-    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+    def together(self, batches: Several) -> tuple[Tensor, Tensor]:
+        return side_by_side(batches)
+
+    def given(self, batch: Batch) -> Given:
         source, target = batch
-        return nats(model(source, target[:, :-1], source != PAD), target[:, 1:], smoothing, self.ignored)
-
-    def count(self, batch: Batch) -> int:
-        return int((batch[1][:, 1:] != self.ignored).sum())
-
-    def figures(self, nats: float, tokens: int) -> dict[str, float]:
-        return per_token(nats, tokens)
+        return (source, target[:, :-1], source != PAD), target[:, 1:]
 
 
 def per_token(nats: float, tokens: int) -> dict[str, float]:

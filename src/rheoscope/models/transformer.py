@@ -65,7 +65,14 @@ class Transformer(nn.Module):
     def forward(
         self, ids: Ids, padding: Bool[Tensor, "b n"] | None = None, cache: GenerationCache | None = None
     ) -> Tensor:
-        return self.unembed(self.stack(ids, padding, cache))
+        return self.unembed(self.points(ids, padding, cache))
+
+    def points(
+        self, ids: Ids, padding: Bool[Tensor, "b n"] | None = None, cache: GenerationCache | None = None
+    ) -> Cloud:
+        """What is unembedded."""
+        cloud: Tensor = self.stack(ids, padding, cache)
+        return cloud
 
 
 class Translator(nn.Module):
@@ -92,7 +99,14 @@ class Translator(nn.Module):
     def forward(
         self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], real: Bool[Tensor, "b s"] | None = None
     ) -> Float[Tensor, "b t v"]:
-        return self.unembed(self.decoder(target, None, None, self.encoder(source, real), real))
+        return self.unembed(self.points(source, target, real))
+
+    def points(
+        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], real: Bool[Tensor, "b s"] | None = None
+    ) -> Cloud:
+        """What is unembedded: tokens of the target that have seen the source."""
+        cloud: Tensor = self.decoder(target, None, None, self.encoder(source, real), real)
+        return cloud
 
 
 def build(config: Config) -> "Transformer | Translator":

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rheoscope.models.data import IGNORED, seeded
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.task import HELD_OUT, Batch, SomeTokens, check_form
+from rheoscope.models.task import HELD_OUT, Batch, Predicted, check_form
 from rheoscope.shapes import RheoscopeError
 
 MOONS, STATES = 2, 3
@@ -25,7 +25,7 @@ SETS = 256
 
 
 @dataclass(frozen=True)
-class TwoMoons(SomeTokens):
+class TwoMoons(Predicted):
     """Which of two moons a point lies on, from a few others that show theirs: nearness along a curved cloud is all there is to go by.
 
     **Answers** whether a way to attend learns to compare tokens by where they are. Every set is turned by an angle of its own,
