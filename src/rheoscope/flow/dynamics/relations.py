@@ -102,7 +102,7 @@ def descended(scores: Callable[..., Tensor], R: Relations, k: int, maps: int, se
     start = Generator().manual_seed(seed + k)
     tables = [0.3 * torch.randn(len(R), N, k, generator=start, dtype=R.dtype) for _ in range(maps)]
     tables = [table.requires_grad_() for table in tables]
-    descent = torch.optim.LBFGS(tables, max_iter=STEPS, history_size=30, line_search_fn="strong_wolfe")
+    descent = torch.optim.LBFGS(tables, max_iter=STEPS, history_size=10, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         descent.zero_grad()

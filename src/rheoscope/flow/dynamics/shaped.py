@@ -15,7 +15,7 @@ from rheoscope.flow.dynamics.particles import drawn
 if TYPE_CHECKING:
     import xarray
 
-TOKENS, RHO, DEPTH, HEADS, TAU, BRANCH = 16, 0.2, 1000, 16, 10.0, 0.2
+TOKENS, RHO, DEPTH, HEADS, TAU, BRANCH = 16, 0.2, 1000, 8, 10.0, 0.2
 """BRANCH is the share γ² of the attention branch beside the skip's λ² = 1 − γ²; TAU the temperature of the scores."""
 SHOWN = (10, 100, 1000)
 DEFINITIONS = {
@@ -39,7 +39,8 @@ def shaped(seed: int = 0) -> "xarray.Dataset":
     **Source** Noci et al. 2022 (arXiv:2206.03126) for the collapse; Noci et al. 2023 (arXiv:2306.17759) for shaped attention.
     """
     rules = {"softmax": Softmax(), "shaped": Shaped()}
-    seen = torch.stack([correlations(rule, seed) for rule in rules.values()])
+    noise = drawn(seed, DEPTH, HEADS, TOKENS, TOKENS)
+    seen = torch.stack([correlations(rule, noise) for rule in rules.values()])
     uniform = uniform_correlations()
     due = {"softmax": uniform, "shaped": torch.full_like(uniform, RHO)}
     numbers = [
@@ -60,10 +61,10 @@ def shaped(seed: int = 0) -> "xarray.Dataset":
     return as_dataset(numbers, curves, DEFINITIONS, {"normaliser": list(rules)}, settings)
 
 
-def correlations(rule: Normaliser, seed: int) -> Float[Tensor, " layer"]:
+def correlations(rule: Normaliser, noise: Float[Tensor, "layer h n n"]) -> Float[Tensor, " layers"]:
     """Mean correlation of two tokens after 0, 1, …, DEPTH layers."""
     seen = [torch.full((TOKENS, TOKENS), RHO, dtype=torch.float64).fill_diagonal_(1)]
-    for heads in drawn(seed, DEPTH, HEADS, TOKENS, TOKENS):
+    for heads in noise:
         seen.append(layer(seen[-1], rule, heads))
     return mean_correlation(torch.stack(seen))
 

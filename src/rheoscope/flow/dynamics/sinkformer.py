@@ -15,7 +15,7 @@ from rheoscope.flow.dynamics.particles import Particles, Velocity, evolve, until
 if TYPE_CHECKING:
     import xarray
 
-N, EPSILON, END, STEPS, ROUNDS = 240, 0.2, 0.5, 5, 60
+N, EPSILON, END, STEPS, ROUNDS = 240, 0.2, 0.5, 3, 60
 DEFINITIONS = {
     "columns": "column sums of the weights at the start: how much each token is read",
     "place": "where the tokens stand at the start",
