@@ -36,13 +36,12 @@ class Tongue:
         self.templates = [
             (
                 max(GAP.split(text)[::3], key=len),
-                pattern(text, greedy),
+                [pattern(text, greedy) for greedy in ("?", "")],
                 [name for name, _ in GAP.findall(text)],
                 said[text],
             )
             for text in sorted(said, key=lambda text: -len(GAP.sub("", text)))
             if GAP.search(text)
-            for greedy in ("?", "")
         ]
         self.best = cache(self._best)
 
@@ -68,8 +67,9 @@ class Tongue:
         return found
 
     def _by_template(self, text: str):
-        for literal, shape, names, other in self.templates:
-            match = shape.fullmatch(text) if literal in text else None
+        known = ((shapes, names, other) for literal, shapes, names, other in self.templates if literal in text)
+        for shape, names, other in ((shape, names, other) for shapes, names, other in known for shape in shapes):
+            match = shape.fullmatch(text)
             if not match:
                 continue
             gaps, cost = dict(zip(names, match.groups(), strict=True)), 0.0
