@@ -286,7 +286,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     asked = parser.parse_args(words)
     rounds = 1 if asked.smallest else 5 if asked.quick else 15
-    clients, seconds = (2, 0.5) if asked.smallest else (asked.clients, 10.0 if asked.quick else asked.seconds)
+    clients, seconds = (2, 0.1) if asked.smallest else (asked.clients, 10.0 if asked.quick else asked.seconds)
     with serving() as (base, _), httpx2.Client(base_url=base, timeout=60) as client:
         rows = [first_answers(client), *typed(client, rounds), payload(client, 40 if asked.smallest else 900)]
         rows += in_a_browser(base, asked.smallest)

@@ -80,7 +80,7 @@ def test_a_turn_turns_the_flow_and_a_permutation_permutes_it(seed: int) -> None:
 
 
 def test_the_mean_obeys_v_alone_under_sinkhorn_and_not_under_softmax() -> None:
-    x, V, times = drawn(0, 12, 3) + 0.5, 0.3 * drawn(1, 3, 3), until(1.0, 20)
+    x, V, times = drawn(0, 12, 3) + 0.5, 0.3 * drawn(1, 3, 3), until(1.0, 8)
     due = x.mean(0) @ torch.matrix_exp(V)
     equal = replace(dot(0.5), normaliser=Sinkhorn(200))
     assert torch.allclose(evolve(in_space(equal, V), x, times)[-1].mean(0), due, atol=1e-5)
