@@ -44,6 +44,7 @@ UNCHECKED = (
     "tests/first_day/",
     "tests/flow/dynamics/test_bench.py",
     "tests/laws/",
+    "tests/learn/test_along.py",
     "tests/learn/test_spread.py",
     "tests/learn/test_small_tasks.py::test_a_few_steps_beat_chance",
     "tests/models/test_linked.py::test_a_wrong_description_is_refused",

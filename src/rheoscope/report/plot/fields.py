@@ -99,9 +99,9 @@ def curves(dataset: "xarray.Dataset", name: str, along: str, by: str) -> Panel:
     null = dataset.get(dataset[name].attrs.get("null", ""))
     shared = bool(by) and null is not None and by not in null.dims
     marks: list[Mark] = []
-    for place, colour in enumerate(CLUSTERS[: dataset.sizes[by]] if by else CLUSTERS[:1]):
+    named = _places(dataset, by) if by else (in_words(name).lower(),)
+    for place, (series, colour) in enumerate(zip(named, CLUSTERS, strict=False)):
         one = dataset.isel({by: place}) if by else dataset
-        series = _place(dataset, by, place) if by else in_words(name).lower()
         if not shared or place == 0:  # one null for all curves is drawn once
             marks += chance(one, name, order, at, "null" if shared or not by else colour, "" if shared else series)
         if ends := ends_of(one, name):
@@ -147,7 +147,8 @@ def strongest(dataset: "xarray.Dataset", name: str) -> Panel:
     values, dim = field.values.astype(float), str(field.dims[0])
     there = np.flatnonzero(np.isfinite(values))
     chosen = there if len(there) <= STRONGEST else there[np.argsort(-np.abs(values[there]), kind="stable")[:STRONGEST]]
-    table = [(_place(dataset, dim, int(at)), float(values[at])) for at in chosen]
+    named = _places(dataset, dim)
+    table = [(named[at], float(values[at])) for at in chosen]
     cut = f" The {len(chosen)} farthest from 0 of {len(values)}." if len(chosen) < len(there) else ""
     return bars(in_words(name), _about(dataset, name) + cut, table, _unit(dataset, name))
 
@@ -156,7 +157,7 @@ def squares(dataset: "xarray.Dataset", name: str, rows: str) -> Panel:
     """A square for every pair of places."""
     columns = next(str(dim) for dim in dataset[name].dims if dim != rows)
     values = dataset[name].transpose(rows, columns).values.astype(float)
-    sides = [tuple(_place(dataset, dim, at) for at in range(dataset.sizes[dim])) for dim in (rows, columns)]
+    sides = [_places(dataset, dim) for dim in (rows, columns)]
     null = beside(dataset, name, "null")
     by_chance = None if null is None else null.transpose(rows, columns).values.astype(float)
     tips = [
@@ -255,17 +256,17 @@ def _along(dataset: "xarray.Dataset", dim: str) -> tuple[Axis, np.ndarray, np.nd
     if dim not in ("layer", "token") and dataset[dim].dtype.kind in "iuf":
         order = np.argsort(dataset[dim].values, kind="stable")
         return Axis(in_words(dim).lower()), order, dataset[dim].values[order].astype(float)
-    names = tuple(_place(dataset, dim, at) for at in range(count))
-    return Axis("" if dim in DEPTH else in_words(dim).lower(), names), np.arange(count), np.arange(count)
+    shown_as = "" if dim in DEPTH else in_words(dim).lower()
+    return Axis(shown_as, _places(dataset, dim)), np.arange(count), np.arange(count)
 
 
-def _place(dataset: "xarray.Dataset", dim: str, at: int) -> str:
-    """One place of an axis as a person reads it."""
-    value = dataset[dim].values[at]
+def _places(dataset: "xarray.Dataset", dim: str) -> tuple[str, ...]:
+    """The places of an axis as a person reads them."""
+    values = dataset[dim].values
     if dim == "layer":
-        return f"L{value}"
+        return tuple(f"L{value}" for value in values)
     if dim == "token" and "word" in dataset.coords and dataset.word.dims == ("token",):
-        return f"{value} {shown(str(dataset.word.values[at]))}"
-    if dataset[dim].dtype.kind in "UO":
-        return places([value])[0] if dim in DEPTH else str(value)
-    return f"{in_words(dim).lower()} {number(float(value))}"
+        return tuple(f"{value} {shown(str(word))}" for value, word in zip(values, dataset.word.values, strict=True))
+    if values.dtype.kind in "UO":
+        return tuple(places(values)) if dim in DEPTH else tuple(map(str, values))
+    return tuple(f"{in_words(dim).lower()} {number(float(value))}" for value in values)
