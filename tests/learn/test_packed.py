@@ -1,14 +1,19 @@
 """Packed seeds are each seed alone, to rounding: logits, gradients, clipping, AdamW and Muon."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from rheoscope.learn.entrants import ENTRANTS, entrant
+from rheoscope.learn.initial import drawn
 from rheoscope.learn.learner import Learner, lone_learner, packed_learner
 from rheoscope.learn.optimiser import clip_each
 from rheoscope.learn.packed import PACKED, CannotPack, Packed
+from rheoscope.learn.race import Pack
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Task
@@ -216,3 +221,36 @@ def test_what_is_kept_is_what_goes_on() -> None:
 def test_penalties_are_those_of_each_alone(norm: str) -> None:
     by = recipe(norm=norm, penalty={"asymmetry": 3.0, "residual": 0.5}, accumulate=2)
     compared(by, Letters("decoder"))
+
+
+class Asked(TorchDispatchMode):
+    """Keeps the operations whose answer Python waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(name in str(function) for name in ("_local_scalar_dense", "nonzero", "masked_select", "unique")):
+            self.kept.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", ["decoder", "encoder-decoder"])
+def test_a_step_never_waits_for_the_device(form: str) -> None:
+    """Else it could not be recorded on a GPU."""
+    usual = recipe(form=form)
+    for name in ENTRANTS:
+        by = replace(usual, config=entrant(name, usual.config))
+        pack, task = Pack(name, by, (0, 1)), task_for(by)
+        learner = packed_learner([drawn(by.config, seed) for seed in pack.seeds], pack.seeds, by, task)
+        batch, tokens = pack.batch(task, pack.seeds, 0)
+        with Asked() as asked:
+            learner.step(by, 0, batch, tokens)
+        assert asked.kept == [], name
+
+
+def test_what_python_waits_for_is_seen() -> None:
+    with Asked() as asked:
+        torch.ones(3).sum().item()
+    assert asked.kept == ["aten._local_scalar_dense.default"]
