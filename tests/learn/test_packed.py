@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rheoscope.learn.entrants import ENTRANTS, entrant
 from rheoscope.learn.initial import drawn
@@ -21,6 +20,7 @@ from rheoscope.models.transformer import Transformer, Translator, architecture
 from tests.learn.cases import Letters, config, recipe, task_for
 from tests.models.cases import CASES, tiny
 from tests.pretrained.cases import randomised
+from tests.waiting import Waited
 
 SEEDS = 3
 KINDS_OF_MODEL = [
@@ -223,19 +223,6 @@ def test_penalties_are_those_of_each_alone(norm: str) -> None:
     compared(by, Letters("decoder"))
 
 
-class Asked(TorchDispatchMode):
-    """Keeps the operations whose answer Python waits for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(name in str(function) for name in ("_local_scalar_dense", "nonzero", "masked_select", "unique")):
-            self.kept.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(("form", "names"), [("decoder", [*ENTRANTS]), ("encoder-decoder", ["untied", "metric_map"])])
 def test_a_step_never_waits_for_the_device(form: str, names: list[str]) -> None:
     """Else it could not be recorded on a GPU."""
@@ -245,12 +232,6 @@ def test_a_step_never_waits_for_the_device(form: str, names: list[str]) -> None:
         pack, task = Pack(name, by, (0, 1)), task_for(by)
         learner = packed_learner([drawn(by.config, seed) for seed in pack.seeds], pack.seeds, by, task)
         batch, tokens = pack.batch(task, pack.seeds, 0)
-        with Asked() as asked:
+        with Waited() as waited:
             learner.step(by, 0, batch, tokens)
-        assert asked.kept == [], name
-
-
-def test_what_python_waits_for_is_seen() -> None:
-    with Asked() as asked:
-        torch.ones(3).sum().item()
-    assert asked.kept == ["aten._local_scalar_dense.default"]
+        assert waited.kept == [], name

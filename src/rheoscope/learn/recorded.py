@@ -44,8 +44,8 @@ class Recorder:
     tensor([1., 1.])
     """
 
-    def __init__(self) -> None:
-        self.on = False
+    def __init__(self, on: bool = False) -> None:
+        self.on = on
         self.met: Counter[Shapes] = Counter()
         self.recordings: dict[Shapes, _Recording] = {}
 
