@@ -31,6 +31,9 @@ pytestmark = [
         "ignore:The .grad attribute of a Tensor"
     ),  # torch's compiler looks at every tensor it meets
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+    pytest.mark.filterwarnings(
+        "ignore:.*should not be instantiated. Methods on autograd functions"
+    ),  # nor does it keep its own rules
 ]
 
 
