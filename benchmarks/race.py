@@ -66,6 +66,7 @@ def made(pack: Pack, task: Prose, device: str, together: int, blocks: bool = Fal
         learners.append(packed_learner([models[seed] for seed in seeds], seeds, pack.recipe, task))
     for learner in learners if device == "cuda" and len(pack.seeds) > FEWEST else ():
         learner.compile(blocks)
+        learner.record()
     return learners
 
 

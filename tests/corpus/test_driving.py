@@ -326,3 +326,4 @@ def test_threads_do_not_stay(first: tuple[Job, Path]) -> None:
 
     assert not [one for one in threading.enumerate() if one.name.startswith("corpus-")]
     assert torch.is_grad_enabled()
+    assert sys.getswitchinterval() == pytest.approx(5e-3)

@@ -11,9 +11,11 @@ from torch import Generator, Tensor
 
 import rheoscope as rs
 from rheoscope.covers.operation import edit, plans
+from rheoscope.covers.pieces import losses
 from rheoscope.learn.healing import (
     ARMS,
     KEPT,
+    UNTOUCHED,
     Healing,
     batch_of,
     carried,
@@ -26,11 +28,14 @@ from rheoscope.learn.healing import (
     trained,
 )
 from rheoscope.learn.healing_told import show, table_of, tokens_of
+from rheoscope.learn.recorded import Recorder
 from rheoscope.report.command import Files
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.form import at_offset, own_form
+from tests import cases
 from tests.models.cases import network
 from tests.pretrained.cases import VOCABULARY, gap
+from tests.waiting import Waited
 
 HOW = Healing(steps=2, batch=2, length=8, rate=1e-3, every=1, held_out=3)
 
@@ -148,7 +153,7 @@ def test_the_untouched_arm_is_plain_training(model: Any) -> None:
     with torch.no_grad():
         wanted = torch.nn.functional.cross_entropy(by_hand(held)[:, :-1].flatten(0, 1), held[:, 1:].flatten())
     assert found["loss"][-1] == pytest.approx(float(wanted), abs=1e-9)
-    assert measure(model, {}, held, 2) == pytest.approx(found["loss"][0])
+    assert measure(model, {}, held, 2, Recorder()) == pytest.approx(found["loss"][0])
 
 
 def test_when_a_loss_is_back() -> None:
@@ -182,3 +187,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(table_of(healed(tmp_path / "out")).rows) == 2
     assert len(rs.plot(healed(tmp_path / "out")).axes) == 1
     assert len(tokens_of(rs.load(), [tmp_path / "a.txt"])) > 80
+
+
+def test_no_arm_waits_for_the_device_where_the_model_does_not() -> None:
+    """Else its steps could not be recorded on a GPU. (Hugging Face asks its positions once, but not while it is recorded.)"""
+    model = rs.load(copy.deepcopy(cases.network("llama")))
+    batch = batch_of(cut(tokens(), HOW)[0], HOW, 0)
+    waits = {}
+    for arm in ARMS:
+        edits = carried(model, arm, batch, 0)
+        with Waited() as waited, torch.enable_grad():
+            losses(model.run_batch(batch, edits), batch).mean().backward()
+        waits[arm] = waited.kept
+    assert all(own == waits[UNTOUCHED] for own in waits.values()), waits
+    assert len(waits[UNTOUCHED]) <= 1

@@ -1,14 +1,18 @@
 """Packed seeds are each seed alone, to rounding: logits, gradients, clipping, AdamW and Muon."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from rheoscope.learn.entrants import ENTRANTS, entrant
+from rheoscope.learn.initial import drawn
 from rheoscope.learn.learner import Learner, lone_learner, packed_learner
 from rheoscope.learn.optimiser import clip_each
 from rheoscope.learn.packed import PACKED, CannotPack, Packed
+from rheoscope.learn.race import Pack
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Task
@@ -16,6 +20,7 @@ from rheoscope.models.transformer import Transformer, Translator, architecture
 from tests.learn.cases import Letters, config, recipe, task_for
 from tests.models.cases import CASES, tiny
 from tests.pretrained.cases import randomised
+from tests.waiting import Waited
 
 SEEDS = 3
 KINDS_OF_MODEL = [
@@ -216,3 +221,17 @@ def test_what_is_kept_is_what_goes_on() -> None:
 def test_penalties_are_those_of_each_alone(norm: str) -> None:
     by = recipe(norm=norm, penalty={"asymmetry": 3.0, "residual": 0.5}, accumulate=2)
     compared(by, Letters("decoder"))
+
+
+@pytest.mark.parametrize(("form", "names"), [("decoder", [*ENTRANTS]), ("encoder-decoder", ["untied", "metric_map"])])
+def test_a_step_never_waits_for_the_device(form: str, names: list[str]) -> None:
+    """Else it could not be recorded on a GPU."""
+    usual = recipe(form=form)
+    for name in names:
+        by = replace(usual, config=entrant(name, usual.config))
+        pack, task = Pack(name, by, (0, 1)), task_for(by)
+        learner = packed_learner([drawn(by.config, seed) for seed in pack.seeds], pack.seeds, by, task)
+        batch, tokens = pack.batch(task, pack.seeds, 0)
+        with Waited() as waited:
+            learner.step(by, 0, batch, tokens)
+        assert waited.kept == [], name

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -199,3 +200,11 @@ def test_with_halves_every_number_is_of_the_seeds_that_are_judged() -> None:
     assert told.final_loss.values == pytest.approx([3.1, 4.1])
     assert told.judged.values.tolist() == [2, 3]
     assert "chosen on seeds 0, 1, judged on 2, 3" not in telling.note(told)  # one rate is no choice
+
+
+def test_rates_are_drawn_where_somebody_raced_at_several() -> None:
+    found = raced_by_hand()
+    own = found.loss_by_rate.where(np.eye(*found.loss_by_rate.shape, dtype=bool))  # each at a rate of its own
+    for rates, drawn in ((found.loss_by_rate, True), (own, False)):
+        titles = {panel.title for panel in picture(found.assign(loss_by_rate=rates)).panels}
+        assert ("Learning rates" in titles) == drawn

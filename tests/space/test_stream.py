@@ -138,6 +138,23 @@ def test_a_hook_may_work_in_place(name: str) -> None:
         assert gap(inside, traced(name).logits) > 1e-3, step
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", FEW)
+def test_a_hook_that_only_looks_changes_no_bit(name: str, mode: Any) -> None:
+    seen: list[torch.Tensor] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.clone())
+        return x
+
+    with mode():
+        found = model(name).run(text(), hooks=dict.fromkeys(steps(name), look))
+        assert torch.equal(found, model(name).run(text()))
+        shifted = model(name).run(text(), hooks={steps(name)[-1]: lambda x: x.add_(1.0)})
+        assert not torch.equal(found, shifted)
+    assert len(seen) == len(steps(name))
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_gradients_flow_through_a_hook(name: str) -> None:
     """Also at a point where nothing is added yet: the gradient of a loss with respect to the points."""

@@ -32,6 +32,7 @@ from rheoscope.covers.pieces import kept_tokens, losses
 from rheoscope.covers.replacements import RELEVANCE
 from rheoscope.covers.surgery import predicting_heads
 from rheoscope.files import write_file
+from rheoscope.learn.recorded import Recorder
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.form import Form, columns, less, own_form
@@ -193,21 +194,28 @@ def trained(
     weights = [p for p in model.network.parameters() if p.is_floating_point()]
     before, trainable = [p.detach().clone() for p in weights], [p.requires_grad for p in weights]
     model.network.requires_grad_(True)  # a model that is only looked at may be frozen
-    optimiser = torch.optim.AdamW(weights, how.rate, (0.9, 0.95), weight_decay=0.0)
+    on_gpu = model.device.type == "cuda"
+    optimiser = torch.optim.AdamW(weights, how.rate, (0.9, 0.95), weight_decay=0.0, capturable=on_gpu)
+    steps, looks = Recorder(on_gpu), Recorder(on_gpu)
+
+    @torch.enable_grad()
+    def learn(batch: Windows) -> Tensor:
+        loss = losses(model.run_batch(batch, edits), batch).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        return loss.detach()
+
     found: dict[str, list[Any]] = {"tokens": [], "loss": []}
     try:
         for step in range(how.steps + 1):
             if step in how.measured():
                 found["tokens"].append(step * how.batch * how.length)
-                found["loss"].append(measure(model, edits, held, how.batch))
+                found["loss"].append(measure(model, edits, held, how.batch, looks))
                 tell(int(found["tokens"][-1]), found["loss"][-1])
             if step < how.steps:
-                batch = batch_of(train, how, step).to(model.device)
-                with torch.enable_grad():
-                    losses(model.run_batch(batch, edits), batch).mean().backward()
-                torch.nn.utils.clip_grad_norm_(weights, 1.0)
-                optimiser.step()
-                optimiser.zero_grad(set_to_none=True)
+                steps(learn, batch_of(train, how, step).to(model.device))
     finally:
         with torch.no_grad():
             for parameter, kept, was in zip(weights, before, trainable, strict=True):
@@ -217,10 +225,14 @@ def trained(
 
 
 @torch.no_grad()
-def measure(model: Running, edits: Edits, held: Windows, batch: int) -> float:
+def measure(model: Running, edits: Edits, held: Windows, batch: int, run: Recorder) -> float:
     """Nats a token on all held-out windows."""
-    total = sum(float(losses(model.run_batch(part, edits), part).double().sum()) for part in held.split(batch))
-    return total / (held.numel() - len(held))
+
+    def nats(part: Windows) -> Tensor:
+        return losses(model.run_batch(part, edits), part).double().sum()
+
+    total = sum(run(nats, part) for part in held.split(batch))
+    return float(total) / (held.numel() - len(held))
 
 
 def keep(out: Path, arm: str, found: dict[str, Any]) -> None:

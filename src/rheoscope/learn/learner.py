@@ -104,10 +104,7 @@ class Learner:
         return self.model.unpack(0) if isinstance(self.model, Packed) else self.model
 
     def compile(self, blocks: bool = False) -> None:
-        """Have `torch.compile` make one graph of model and loss; or one of a block, which serves them all, and one of the loss.
-
-        On a GPU steps are then recorded and played, where the optimisers read their rate from the device.
-        """
+        """Have `torch.compile` make one graph of model and loss; or one of a block, which serves them all, and one of the loss."""
         stacks = [one for one in self.model.modules() if isinstance(one, Stack)]
         parts = [block for stack in stacks for block in stack.blocks]
         heads = [one for one in self.objective.modules() if isinstance(one, SeedLoss)]
@@ -115,6 +112,9 @@ class Learner:
             part.compile()
         if self.besides is not None:
             self.besides.compile()
+
+    def record(self) -> None:
+        """From now on record steps and play them: on a GPU, where the optimisers read their rate from the device."""
         rates = [group["lr"] for one in self.optimisers for group in one.param_groups]
         self.recorder.on = all(isinstance(rate, Tensor) and rate.device.type == "cuda" for rate in rates)
 
@@ -181,6 +181,8 @@ class Learner:
             own.grad = None
         for one in self.optimisers:
             one.state.clear()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the memory of recordings
 
 
 @contextmanager

@@ -295,8 +295,6 @@ class Running:
                 folder, {"step": mark, "seconds": seconds, "tokens per second": speed, "learners": len(learners)}
             )
         self.standing[pack.entrant] = (folder, mark)
-        for learner in learners:
-            learner.recorder.forget()
         if not roomy(self.device):
             del self.standing[pack.entrant]
             for learner in learners:
@@ -316,6 +314,8 @@ class Running:
             self.learners[pack.entrant] = made = self._made(pack, models)
             for learner in made if self.compiled else ():
                 learner.compile(BY_BLOCKS)
+            for learner in made:
+                learner.record()
         return self.learners[pack.entrant]
 
     def _made(self, pack: Pack, models: Sequence[torch.nn.Module]) -> list[Learner]:
@@ -368,10 +368,11 @@ class Running:
 
 
 def roomy(device: torch.device) -> bool:
-    """Whether a pack may stay on the device while others train: less than half of it is held."""
+    """Whether a pack may stay on the device while others train, with its recordings: more than half of it is free."""
     if device.type != "cuda":
         return False
-    return 2 * torch.cuda.memory_allocated(device) < torch.cuda.get_device_properties(device).total_memory
+    free, whole = torch.cuda.mem_get_info(device)
+    return 2 * free > whole
 
 
 def ahead(reader: ThreadPoolExecutor, read: Callable[[int], Work], begin: int, end: int) -> Iterator[tuple[int, Work]]:

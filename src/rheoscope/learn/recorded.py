@@ -5,19 +5,37 @@ the next one        recorded, not run (a CUDA graph)
 all others          inputs are copied to where the recording reads them, and it is played
 """
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-WARM = 3
-"""Steps that are taken before one is recorded."""
+WARM = 2
+"""Times that shapes are met before they are recorded."""
+Shapes = tuple[torch.Size, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Recording:
+    """What is played, where it reads its inputs, and where its output lies."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+    def played(self, *inputs: Tensor) -> Tensor:
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            mine.copy_(given)
+        self.graph.replay()
+        return self.output.clone()
 
 
 class Recorder:
-    """Runs a function of tensors; where it is `on`, the calls after the first few are played from a recording.
+    """Runs a function of tensors; where it is `on`, shapes that were met a few times are played from a recording.
 
-    **Laws** it gives what the function gives; other shapes are run as they are, until they have come a few times in turn.
+    **Laws** it gives what the function gives.
 
     **Takes** a function that is the same each time but for its inputs and the tensors it changes in place: what it reads from Python
     is read once. Tensors that it changes must stay where they are; where they move, `forget`.
@@ -26,42 +44,34 @@ class Recorder:
     tensor([1., 1.])
     """
 
-    def __init__(self) -> None:
-        self.on = False
-        self.forget()
+    def __init__(self, on: bool = False) -> None:
+        self.on = on
+        self.met: Counter[Shapes] = Counter()
+        self.recordings: dict[Shapes, _Recording] = {}
 
     def forget(self) -> None:
-        """Start anew: the recording goes, with the memory it held."""
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.inputs: list[Tensor] = []
-        self.output: Tensor | None = None
-        self.shapes: list[torch.Size] = []
-        self.seen = 0
+        """Start anew: the recordings go, with the memory they held."""
+        self.met.clear()
+        self.recordings.clear()
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         if not self.on:
             return function(*inputs)
-        shapes = [x.shape for x in inputs]
-        if shapes != self.shapes:
-            self.forget()
-            self.shapes = shapes
-        if self.graph is None and self.seen < WARM:
-            self.seen += 1
+        shapes = tuple(x.shape for x in inputs)
+        self.met[shapes] += 1
+        if self.met[shapes] <= WARM:
             return _beside(function, *inputs)
-        if self.graph is None:
-            self._record(function, *inputs)
-        assert self.graph is not None
-        assert self.output is not None
-        for mine, given in zip(self.inputs, inputs, strict=True):
-            mine.copy_(given)
-        self.graph.replay()
-        return self.output.clone()
+        if shapes not in self.recordings:
+            self.recordings[shapes] = self._recorded(function, *inputs)
+        return self.recordings[shapes].played(*inputs)
 
-    def _record(self, function: Callable[..., Tensor], *inputs: Tensor) -> None:
-        self.inputs, self.graph = [x.clone() for x in inputs], torch.cuda.CUDAGraph()
+    def _recorded(self, function: Callable[..., Tensor], *inputs: Tensor) -> _Recording:
+        mine, graph = tuple(x.clone() for x in inputs), torch.cuda.CUDAGraph()
+        pool = next((one.graph.pool() for one in self.recordings.values()), None)  # they are never played at once
         # thread_local: the thread that reads the next batch may go on
-        with torch.cuda.graph(self.graph, stream=_stream(), capture_error_mode="thread_local"):
-            self.output = function(*self.inputs)
+        with torch.cuda.graph(graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"):
+            output = function(*mine)
+        return _Recording(graph, mine, output)
 
 
 _STREAMS: dict[int, torch.cuda.Stream] = {}

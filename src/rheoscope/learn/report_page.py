@@ -139,8 +139,8 @@ def _at_the_end(found: "xarray.Dataset") -> Panel:
 
 
 def _rates(found: "xarray.Dataset") -> list[Panel]:
-    """Only where several were raced: of a screened race it is the screen that has them."""
-    if int(np.isfinite(found.loss_by_rate.values).any(0).sum()) < 2:
+    """Only where somebody raced at several: of a screened race it is the screen that has them."""
+    if int(np.isfinite(found.loss_by_rate.values).sum(1).max()) < 2:
         return []
     rates = found.rate.values
     order = np.argsort(rates)

@@ -92,7 +92,7 @@ class RotaryTables(Places):
     def __init__(self, context: int, width: int, base: float) -> None:
         super().__init__()
         self.width, self.base = width, base
-        for name, table in zip(("cos", "sin"), self._tables(context), strict=True):
+        for name, table in zip(("cos", "sin"), self._tables(torch.arange(context)), strict=True):
             self.register_buffer(name, table, persistent=False)
 
     def turn(self, at: slice | At) -> Turn:
@@ -102,15 +102,14 @@ class RotaryTables(Places):
         return Turned(self._turned)
 
     def _turned(self, x: PerHead, at: At) -> PerHead:
-        """By the module's own tables; beyond the longest text, by tables of the same formula."""
-        longest = int(at.max()) + 1
-        if longest <= len(self.cos):
+        """By the module's own tables; by their formula where these end, and on a GPU, which would have to be asked how far `at` goes."""
+        if not at.is_cuda and int(at.max()) < len(self.cos):
             return self.turn(at)(x)
-        cos, sin = (table.to(x.device) for table in self._tables(longest))
-        return Turn(cos[at], sin[at], HALVES)(x)
+        cos, sin = (table.to(x.device) for table in self._tables(at if at.is_cuda else at.cpu()))
+        return Turn(cos, sin, HALVES)(x)
 
-    def _tables(self, longest: int) -> tuple[Tensor, Tensor]:
-        cos, sin = rotary_tables(torch.arange(longest), self.width, self.base)
+    def _tables(self, at: At) -> tuple[Tensor, Tensor]:
+        cos, sin = rotary_tables(at, self.width, self.base)
         return cos.float(), sin.float()
 
 

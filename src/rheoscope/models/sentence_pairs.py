@@ -132,19 +132,29 @@ class PairCorpus:
 
 def side_by_side(batches: Sequence[tuple[Tensor, Tensor]]) -> Batch:
     """Batches below each other, every one padded to the same number of rows and length; a row that is added has an empty source and no
-    target.
+    target. Of rows and lengths there are few (`rounded`), so that a GPU meets the same shapes again.
 
     >>> one, other = (torch.tensor([[5, 2]]), torch.tensor([[1, 6, 2]])), (torch.tensor([[2], [2]]), torch.tensor([[1, 2], [1, 2]]))
     >>> [side.tolist() for side in side_by_side([one, other])]
-    [[[5, 2], [2, 0], [2, 0], [2, 0]], [[1, 6, 2], [0, 0, 0], [1, 2, 0], [1, 2, 0]]]
+    [[[5, 2, 0], [2, 0, 0], [2, 0, 0], [2, 0, 0]], [[1, 6, 2], [0, 0, 0], [1, 2, 0], [1, 2, 0]]]
     """
-    sources, targets = (_below(side) for side in zip(*batches, strict=True))
+    rows, width = (rounded(max(side.shape[axis] for batch in batches for side in batch)) for axis in (0, 1))
+    sources, targets = (_below(side, rows, width) for side in zip(*batches, strict=True))
     sources[sources[:, 0] == PAD, 0] = END
     return sources, targets
 
 
-def _below(parts: Sequence[Int[Tensor, "_ _"]]) -> Int[Tensor, "b w"]:
-    rows, width = (max(part.shape[side] for part in parts) for side in (0, 1))
+def rounded(size: int) -> int:
+    """The next number of the form 2ⁿ or 3 · 2ⁿ.
+
+    >>> [rounded(size) for size in (1, 3, 5, 13, 100)]
+    [1, 3, 6, 16, 128]
+    """
+    whole = 1 << (size - 1).bit_length()
+    return whole * 3 // 4 if whole >= 4 and size <= whole * 3 // 4 else whole
+
+
+def _below(parts: Sequence[Int[Tensor, "_ _"]], rows: int, width: int) -> Int[Tensor, "b w"]:
     return torch.cat([functional.pad(ids, (0, width - ids.shape[1], 0, rows - len(ids)), value=PAD) for ids in parts])
 
 

@@ -232,13 +232,25 @@ def check_given(
 def _asked(label: str, hook: Hook, x: Tensor) -> Tensor:
     """hook(x), which must be points again; it is given float32 or better, and what it gives is rounded once."""
     seen = exact(x)
+    before = _writes(seen)
     new = hook(seen)
     if not isinstance(new, Tensor) or new.shape != x.shape:
         came = f"a tensor {tuple(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
         raise RheoscopeError(
             f"the hook at {label} must return points {tuple(x.shape)}, got {came}; end it with `return x`"
         )
-    return x if new is seen and torch.equal(new, x) else new.to(x.dtype)  # the same object: a hook may work in place
+    untouched = new is seen and _as_it_was(seen, before, lambda: x)
+    return x if untouched else new.to(x.dtype)
+
+
+def _writes(x: Tensor) -> int | None:
+    """How often a tensor has been written to; None of one that does not count (it was made in `torch.inference_mode`)."""
+    return None if x.is_inference() else x._version
+
+
+def _as_it_was(x: Tensor, before: int | None, like: Callable[[], Tensor]) -> bool:
+    """Whether a hook that gives back its input has left it alone. A count is there at once; without one `like` says what it was."""
+    return torch.equal(x, like()) if before is None else x._version == before
 
 
 def looking(tap: Tap, see: Callable[[Tensor], None]) -> Ask:
@@ -275,8 +287,9 @@ def _changed_sum(before: Tap, writer: nn.Module, share: float, hook: Hook) -> li
 def _write_sum(read: list[Tensor], share: float, hook: Hook, out: Any) -> Any:
     x, added = read.pop(), share * _first(out)
     middle = x + added
+    before = _writes(middle)
     wanted = hook(middle)
-    untouched = wanted is middle and torch.equal(middle, x + added)  # a hook may work in place
+    untouched = wanted is middle and _as_it_was(middle, before, lambda: x + added)
     return out if untouched else _with_first(out, (wanted - x) / share)
 
 
