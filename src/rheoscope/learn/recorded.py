@@ -57,6 +57,10 @@ class Recorder:
     def __call__(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         if not self.on:
             return function(*inputs)
+        with torch.cuda.device(inputs[0].device):  # which need not be the current one
+            return self._asked(function, *inputs)
+
+    def _asked(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         shapes = tuple(x.shape for x in inputs)
         self.met[shapes] += 1
         if self.met[shapes] <= WARM:
