@@ -125,16 +125,21 @@ def measured(folder: Path, name: str, bare: Any, job: Job, device: str, batch: i
 
 
 def busy(folder: Path, job: Job) -> float:
-    """The share of time in which kernels run while a shard is computed, the next one read and the one before written."""
+    """The share of time in which kernels run while a shard is computed, the next one read and the one before written.
+
+    Their time is that of one shard under a profiler, the whole time that of another one of the same size without: a profiler takes its own.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     inputs, shards = plan(list(job.texts), job.column, job.shard)
     worker = Worker(job, folder / "busy", open_model(job))
     worker.work(inputs, *shards[:2])
+    began = clock("cuda")
+    worker.work(inputs, *shards[1:3])
+    whole = clock("cuda") - began
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        began = clock("cuda")
-        worker.work(inputs, *shards[1:3])
-        whole = clock("cuda") - began
+        worker.work(inputs, *shards[2:4])
+        torch.cuda.synchronize()
     worker.close()
     return sum(one.self_device_time_total for one in seen.key_averages()) * 1e-6 / whole
 
