@@ -38,6 +38,8 @@ HUES = (
 )
 SHOWN = 7
 """Curves that one panel can hold: the ends and the middle of the field."""
+AT_THE_END = ("symmetry", "positive_share", "itself")
+"""Of M: is it its transpose, is it a distance's, and do tokens look at themselves?"""
 GEOMETRY = ("symmetry", "positive_share", "agreement", "effective_rank", "toward_next", "induction")
 
 
@@ -90,9 +92,14 @@ def forest(races: dict[str, Any]) -> Any:
 
 
 def hues(races: dict[str, Any]) -> dict[str, str]:
-    """One colour an entrant, whatever the panel."""
-    names = dict.fromkeys(name for found in races.values() for name in apart(found))
-    return {name: HUES[at % len(HUES)] for at, name in enumerate(names)} | {BASELINE: INK}
+    """One colour an entrant, whatever the panel, and no colour twice in a panel."""
+    chosen: dict[str, str] = {}
+    for found in races.values():
+        names = apart(found)
+        for name in (name for name in names if name not in chosen):
+            here = {chosen[other] for other in names if other in chosen}
+            chosen[name] = min((hue for hue in HUES if hue not in here), key=list(chosen.values()).count)
+    return chosen | {BASELINE: INK}
 
 
 def apart(found: Any) -> list[str]:
@@ -163,15 +170,17 @@ def dials(found: Any) -> dict[str, list[tuple[float, str]]]:
 
 
 def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -> Any:
-    """Final loss and tokens to a loss that all reach, against λ; 0 at the left, tied at the right."""
-    soon = result(file, reached_by_all(found))
+    """Final loss, tokens to a loss that all reach, and what became of M, against λ; 0 at the left, tied at the right."""
+    soon, seen = result(file, reached_by_all(found)), looks(file)
     strengths, names = np.array([x for x, _ in along]), [name for _, name in along]
     limit = ["tied"] * (penalty == "asymmetry" and "tied" in found.entrant.values)
     ends = np.array([strengths[0] / 10, *strengths, *[strengths[-1] * 10] * len(limit)])
-    figure = new_figure(7.6, 3.1)
+    looked = all(name in seen for name in (BASELINE, *names, *limit))
+    figure = new_figure(11.2 if looked else 7.6, 3.1)
+    every = list(figure.subplots(1, 3 if looked else 2))
     for axes, one, label, base, (value, low, high) in zip(
-        figure.subplots(1, 2), (found, soon), ("loss − untied's, nats", "times the tokens of untied"), (0.0, 1.0),
-        (("difference", "difference_low", "difference_high"), ("tokens_ratio", "tokens_ratio_low", "tokens_ratio_high")), strict=True,
+        every, (found, soon), ("loss − untied's, nats", "times the tokens of untied"), (0.0, 1.0),
+        (("difference", "difference_low", "difference_high"), ("tokens_ratio", "tokens_ratio_low", "tokens_ratio_high")), strict=False,
     ):  # fmt: skip
         rows = one.sel(entrant=[*names, *limit])
         y, below, above = (np.array([base, *rows[field].values]) for field in (value, low, high))
@@ -182,12 +191,23 @@ def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -
         axes.errorbar(
             ends[inner:], y[inner:], [y[inner:] - below[inner:], above[inner:] - y[inner:]], fmt="s", color=ACCENT, ms=5
         )
+        axes.set_ylabel(label)
+    for quantity, colour in zip(AT_THE_END, (BLUE, GREEN, ACCENT), strict=True) if looked else ():
+        heights = [seen[name][-1]["values"][quantity] for name in (BASELINE, *names, *limit)]
+        every[2].plot(ends, heights, "o-", color=colour, ms=4.5, lw=1.5, label=quantity.replace("_", " "))
+        every[2].legend(frameon=False, fontsize=7.5)
+    for axes in every:
         axes.set_xscale("log")
         axes.set_xticks(ends, ["0", *(f"{x:g}" for x in strengths), *limit])
         axes.minorticks_off()
-        axes.set(xlabel=f"λ of {penalty}", ylabel=label)
-    figure.axes[0].set_title("final loss", loc="left", fontsize=9)
-    figure.axes[1].set_title(f"tokens to a loss of {soon.attrs['target']:.3f}, which all reach", loc="left", fontsize=9)
+        axes.set_xlabel(f"λ of {penalty}")
+    said = (
+        "final loss",
+        f"tokens to a loss of {soon.attrs['target']:.3f}, which all reach",
+        "the heads of the first seed at the end",
+    )
+    for axes, words in zip(every, said, strict=False):
+        axes.set_title(words, loc="left", fontsize=9)
     return figure
 
 
@@ -201,11 +221,11 @@ def targets(file: Path, found: Any) -> Any:
     rows = soon.sel(entrant=names)
     slower = np.array([speeds.get(BASELINE, np.nan) / speeds.get(name, np.nan) for name in names])
     dear = rows.flops_ratio.values / rows.tokens_ratio.values
-    figure = new_figure(8.2, max(2.0, 0.9 + 0.24 * len(names)))
-    every = figure.subplots(1, 3, sharey=True, sharex=True)
-    for axes, factor, what in zip(
-        every, (np.ones(len(names)), dear, slower), ("tokens", "FLOPs", "time on this machine"), strict=True
-    ):
+    columns = {"tokens": np.ones(len(names)), "FLOPs": dear, "time on this machine": slower}
+    columns = {what: factor for what, factor in columns.items() if np.isfinite(factor).any()}
+    figure = new_figure(2.2 + 2.0 * len(columns), max(2.0, 0.9 + 0.24 * len(names)))
+    every = figure.subplots(1, len(columns), sharey=True, sharex=True)
+    for axes, (what, factor) in zip(every, columns.items(), strict=True):
         middle, low, high = (rows[f"tokens_ratio{end}"].values * factor for end in ("", "_low", "_high"))
         axes.axvline(1, color=MUTED, lw=0.8)
         axes.hlines(range(len(names)), low, high, color=BLUE, lw=2.5, alpha=0.35)
@@ -266,7 +286,7 @@ def main() -> None:
                 drawn[f"race-{name}-{penalty}"] = dial(files[name], one, penalty, along)
             if name in plain:
                 drawn[f"race-{name}-target"] = targets(files[name], one)
-            if looks(files[name]):
+            if name in plain and looks(files[name]):
                 drawn[f"race-{name}-geometry"] = geometry(files[name], one)
         for name, figure in drawn.items():
             figure.savefig(options.out / f"{name}.png", dpi=130)

@@ -153,6 +153,17 @@ def raced_by_hand() -> Any:
     return dataset(found, by_hand(rates=[1e-3, 1e-2], seeds=6))
 
 
+def test_times_are_told_where_they_were_kept_and_over_the_baseline_s() -> None:
+    found = raced_by_hand()
+    assert len(telling.tables(found, {})) == 1
+    (_, told) = telling.tables(found, {"sink": 50.0, "untied": 100.0})
+    assert [[cell.text for cell in row[:3]] for row in told.rows] == [
+        ["sink", "50", "2.00 ×"],
+        ["untied", "100", "1.00 ×"],
+    ]
+    assert telling.speed_table(found, {"sink": 50.0}).rows[0][2].text == ""
+
+
 def test_the_table_says_what_the_numbers_are() -> None:
     found = raced_by_hand()
     told = telling.table(found)

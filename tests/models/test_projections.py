@@ -271,8 +271,9 @@ def test_keys_are_values() -> None:
     assert not torch.equal(q, k)
 
 
-def test_without_diagonal_a_token_sees_all_others_and_the_first_itself() -> None:
-    weights = torch.stack([model("tied_no_diagonal").trace(text(0, 6)).weights(1, head) for head in (0, 1)])
+@pytest.mark.parametrize("projection", ["untied_no_diagonal", "tied_no_diagonal"])
+def test_without_diagonal_a_token_sees_all_others_and_the_first_itself(projection: str) -> None:
+    weights = torch.stack([model(projection).trace(text(0, 6)).weights(1, head) for head in (0, 1)])
     itself = weights.diagonal(dim1=-2, dim2=-1)
     assert itself[:, 0].tolist() == [1.0, 1.0]
     assert not itself[:, 1:].any()

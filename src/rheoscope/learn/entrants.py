@@ -52,6 +52,7 @@ ENTRANTS: dict[str, Entrant] = {
     "symmetric_start": Entrant("W_Q = W_K before the first step, then both are free", to(start="symmetric")),
     "mimetic_start": Entrant("M near I and F near −I before the first step, as in trained models", to(start="mimetic")),
     "tied": Entrant("W_Q = W_K throughout: tokens are compared in one coordinate system", to(projection="tied")),
+    "untied_no_diagonal": Entrant("the baseline, and no token but the first sees itself", to(projection="untied_no_diagonal")),
     "tied_no_diagonal": Entrant("tied, and no token but the first sees itself", to(projection="tied_no_diagonal")),
     "tied_positional": Entrant("tied, with a vector added to queries and one to keys", to(projection="tied_positional")),
     "symmetric_skew": Entrant("M is any symmetric part and a skew one of low rank", to(projection="symmetric_skew")),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.files import check_outputs, undone
 from rheoscope.learn.curves import AHEAD, BEHIND
-from rheoscope.learn.entrants import ENTRANTS
+from rheoscope.learn.entrants import BASELINE, ENTRANTS
 from rheoscope.learn.job import Job, from_mapping, from_toml
 from rheoscope.learn.kept import DATA, SCREEN, write_logs
 from rheoscope.learn.race import Look, Race, Tell, Way, race
@@ -130,8 +130,8 @@ def show_report(
         check_tables(csv)
     found, speeds = result(out, target, halves), times(out)
     terminal, said = Terminal(console(), [], explain), []
-    terminal.show(table(found))
-    terminal.show(speed_table(found, speeds))
+    for one in tables(found, speeds):
+        terminal.show(one)
     if logs is not None:
         said.append(write_logs(out, logs))
     if json is not None:
@@ -143,6 +143,11 @@ def show_report(
 
         said.append(page_of(found, speeds, out.resolve().stem, looks(out)).save(html))
     terminal.files(said)
+
+
+def tables(found: "xarray.Dataset", speeds: dict[str, float]) -> list[Table]:
+    """Who is ahead, and where it was kept, how long it took."""
+    return [table(found), *([speed_table(found, speeds)] if speeds else [])]
 
 
 def table(found: "xarray.Dataset") -> Table:
@@ -208,13 +213,13 @@ def _times(ratio: float) -> str:
 
 def speed_table(found: "xarray.Dataset", speeds: dict[str, float]) -> Table:
     """Tokens a second of every entrant on this machine, and its time to the target, beside the baseline's."""
-    base = next(iter(speeds.values()), float("nan"))
+    base = speeds.get(BASELINE, float("nan"))
     soon = dict(zip(map(str, found.entrant.values), map(float, found.tokens_ratio.values), strict=True))
     rows = [
         [
             Cell(name, style="bold"),
             Cell(f"{speed:,.0f}"),
-            Cell(f"{base / speed:.2f} ×"),
+            Cell(_times(base / speed)),
             Cell(_times(soon[name] * base / speed)),
         ]
         for name, speed in speeds.items()

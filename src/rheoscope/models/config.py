@@ -19,8 +19,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "placement": ("pre", "post"),
     "ffn": ("swiglu", "gelu", "relu"),
     "projection": (
-        "untied", "tied", "tied_no_diagonal", "tied_positional", "symmetric_skew", "psd_skew", "isometric",
-        "identity_queries", "shared_kv", "gated",
+        "untied", "untied_no_diagonal", "tied", "tied_no_diagonal", "tied_positional", "symmetric_skew", "psd_skew",
+        "isometric", "identity_queries", "shared_kv", "gated",
     ),
     "start": ("usual", "symmetric", "mimetic"),
 }  # fmt: skip

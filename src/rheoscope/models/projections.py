@@ -1,6 +1,7 @@
 """How queries, keys and values of a layer come from its tokens: one small part for each way, `PROJECTIONS` lists them.
 
     untied               q = uW_Q, k = uW_K, v = uW_V
+    untied_no_diagonal   the same, and no token but the first sees itself
     tied                 W_Q = W_K: tokens are compared in one coordinate system, M(δ) = W R(δ) Wᵀ
     tied_no_diagonal     the same, and no token but the first sees itself
     tied_positional      the same, with q + a and k + b: content is compared symmetrically, offsets are not
@@ -139,6 +140,12 @@ class Untied(Projection):
         together = turn(apart(asked, self.width))  # q and k in one call
         q_heads, k_heads = together.split((self.layout["q"][0], self.layout["k"][0]), dim=1)
         return q_heads, k_heads, apart(told, self.layout["v"][1])
+
+
+class UntiedNoDiagonal(Untied):
+    """Untied, and a token does not see itself, but for the first one: what `tied_no_diagonal` is without tying."""
+
+    mask = Others()
 
 
 class Tied(Projection):
@@ -334,6 +341,7 @@ SKEW_ONE_IN = 4
 
 PROJECTIONS: dict[str, Callable[[Config], Projection]] = {
     "untied": Untied,
+    "untied_no_diagonal": UntiedNoDiagonal,
     "tied": Tied,
     "tied_no_diagonal": TiedNoDiagonal,
     "tied_positional": TiedPositional,
