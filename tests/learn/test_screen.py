@@ -160,6 +160,22 @@ def test_entrants_may_join_a_screened_race(raced: tuple[Path, Any], tmp_path: Pa
     assert joined["mechanisms"] == [*before["mechanisms"], "gated"]
 
 
+def test_a_screen_is_kept_with_the_logs_and_joined_with_them(raced: tuple[Path, Any], tmp_path: Path) -> None:
+    out, file = raced[0], tmp_path / "logs.json"
+    run = CliRunner().invoke
+    assert run(app, ["race", "--report", str(out), "--logs", str(file)]).exit_code == 0
+    assert {one.name for one in tmp_path.iterdir()} == {"logs.json", "logs.screen.json"}
+    words = ["race", "--job", str(out.parent / "job.toml"), "--device", "cpu", "--mechanisms", "tied,gated"]
+    told = run(app, [*words, "--join", str(file), "--out", str(tmp_path / "joined")])
+    assert told.exit_code == 0, told.output
+    trained = {one.parent.relative_to(tmp_path / "joined").as_posix() for one in (tmp_path / "joined").rglob("state-*")}
+    assert trained == {"screen/packs/gated@1e-05", "screen/packs/gated@0.01", "packs/gated@0.01"}
+    found, before = result(tmp_path / "joined"), result(out)
+    assert found.loss.sel(entrant=before.entrant).equals(before.loss)
+    assert "gated" in looks(tmp_path / "joined")
+    assert looks(tmp_path / "joined")["tied"] == looks(out)["tied"]
+
+
 def test_figures_are_drawn_of_a_race(raced: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = Path(__file__).parents[2] / "examples" / "plot_race.py"
     plotting = run_path(str(file))

@@ -13,7 +13,7 @@ from rheoscope.cli import app
 from rheoscope.learn import kept, telling
 from rheoscope.learn.curves import compare
 from rheoscope.learn.report_page import page_of, picture
-from rheoscope.learn.result import FIELDS, dataset, result
+from rheoscope.learn.result import FIELDS, dataset, result, times
 from rheoscope.report.picture import Line, Shape
 from rheoscope.shapes import RheoscopeError
 from tests.learn.test_curves import curves
@@ -87,6 +87,39 @@ def test_what_diverged_is_the_same_in_a_file_of_logs() -> None:
         for seed, loss, lost in ((3, first, lost), (4, float(torch.tensor(0.1)), None))
     ]
     assert list(kept.lines_in(kept.columns_of(lines))) == lines
+
+
+def test_others_join_a_race_of_which_the_logs_are_left(raced: tuple[Path, Any], tmp_path: Path) -> None:
+    out, _ = raced
+    kept.write_logs(out, tmp_path / "logs.json")
+    join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
+    told = typed(*WORDS, "--mechanisms", "tied,metric", *join, str(tmp_path / "joined"))
+    assert told.exit_code == 0, told.output
+    found, before = result(tmp_path / "joined"), result(out)
+    assert list(found.entrant.values) == [*before.entrant.values, "metric"]
+    assert found.loss.sel(entrant=before.entrant).equals(before.loss)
+    trained = {file.parent.name for file in (tmp_path / "joined").rglob("state-*")}
+    assert trained == {"metric@0.001", "metric@0.01"}
+    assert set(times(tmp_path / "joined")) == {"metric"}
+    alone = typed(*WORDS, "--mechanisms", "metric", *join[:2], "--out", str(tmp_path / "alone"))
+    assert alone.exit_code == 0, alone.output
+    assert found.loss.sel(entrant="metric").equals(result(tmp_path / "alone").loss.sel(entrant="metric"))
+
+
+def test_only_what_is_finished_is_joined_and_the_same_race_alone(raced: tuple[Path, Any], tmp_path: Path) -> None:
+    out, _ = raced
+    kept.write_logs(out, tmp_path / "logs.json")
+    stopped = json.loads((tmp_path / "logs.json").read_text())
+    stopped["packs"][0]["step"][-1] -= 1
+    (tmp_path / "logs.json").write_text(json.dumps(stopped))
+    kept.from_logs(tmp_path / "logs.json", tmp_path / "joined")
+    assert len(list((tmp_path / "joined" / kept.PACKS).iterdir())) == len(stopped["packs"]) - 1
+    join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
+    other = typed(*WORDS, "--seeds", "3", *join, str(tmp_path / "other"))
+    assert "holds a race with seeds=2, now seeds=3" in str(other.exception)
+    none = typed(*WORDS, *join[:2], "--join", str(tmp_path / "none.json"), "--out", str(tmp_path / "none"))
+    assert f"there is no file {tmp_path / 'none.json'}; type one that --logs wrote" in str(none.exception)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["joined", "logs.json", "other"]
 
 
 def test_a_race_that_goes_on_is_told_as_far_as_all_are(raced: tuple[Path, Any], tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ LogFile = Annotated[
     Path | None,
     typer.Option("--logs", metavar="FILE", help="Keep the logs in one small file, which --report reads too."),
 ]
+Joined = Annotated[
+    Path | None,
+    typer.Option(
+        "--join", metavar="FILE", help="Go on with a race of which a file of --logs is left: it is not trained again."
+    ),
+]
 Target = Annotated[float | None, typer.Option(help="Loss to count tokens to (default: the baseline's worst seed's).")]
 Halves = Annotated[bool, typer.Option("--halves", help="Choose rates on half of the seeds, judge on the others.")]
 Listed = Annotated[bool, typer.Option("--list", help="Show every entrant.")]
@@ -75,6 +81,7 @@ def race(
     target: Target = None,
     halves: Halves = False,
     logs: LogFile = None,
+    join: Joined = None,
     json: Json = None,
     csv: Csv = None,
     html: Html = None,
@@ -87,6 +94,7 @@ def race(
     ·    rheoscope race tiny --mechanisms metric --rates 1e-3,3e-3 --screen 4x50 --data book.txt --out run --workers 8
     ·    rheoscope race two_moons --mechanisms metric,tied --out moons
     ·    rheoscope race --job race.toml --out run    ·    rheoscope race --report run --html race.html
+    ·    rheoscope race --job race.toml --join published.json --mechanisms metric --data book.txt --out run
     """
     from rheoscope.learn.telling import asked, show_entrants, show_race, show_report
 
@@ -103,7 +111,7 @@ def race(
             "recipe": recipe, "mechanisms": _words(mechanisms), "seeds": seeds, "rates": _numbers(rates), "screen": screen, "data": data,
             "held_out": held_out, "held_out_tokens": held_out_tokens, "steps": steps, "look": look,
         }  # fmt: skip
-        if show_race(asked(job, typed, settings or []), out, device, deterministic, workers, address, threads):
+        if show_race(asked(job, typed, settings or []), out, device, deterministic, workers, address, threads, join):
             show_report(out, target, halves, logs, json, csv, html, explain)
 
 

@@ -14,6 +14,7 @@ counts; only then is the state before it removed.
 """
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -201,6 +202,46 @@ def write_logs(out: Path, file: Path) -> str:
     head = json.dumps({"written_by": signature()} | told, indent=1).removesuffix("\n}")
     rows = ",\n".join(json.dumps(pack, separators=(",", ":")) for pack in packs)
     return write_report(file, lambda to: to.write_text(f'{head},\n "packs": [\n{rows}\n]}}\n'))
+
+
+def screen_file(file: Path) -> Path:
+    """Where the logs of the race before lie, in which rates were chosen: beside those of the race.
+
+    >>> screen_file(Path("small.json")).name
+    'small.screen.json'
+    """
+    return file.with_suffix(f".{SCREEN}.json")
+
+
+def from_logs(file: Path, out: Path) -> None:
+    """The folder of a race from its logs, and from those of its screen beside them; nothing where the folder is there.
+
+    What is finished needs no weights, so others can join it; what is not is left out and trained from its start. How long it took was
+    another machine's, or another hour's, and is left out too. The folder is there wholly or not at all.
+    """
+    if out.exists():
+        return
+    if not file.is_file():
+        raise RheoscopeError(f"there is no file {file}; type one that --logs wrote")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as made:
+        folder = Path(made) / out.name
+        _unpack(_read(file), folder)
+        if screen_file(file).is_file():
+            _unpack(_read(screen_file(file)), folder / SCREEN)
+        folder.rename(out)
+
+
+def _unpack(told: Line, out: Path) -> None:
+    race = {name: value for name, value in told.items() if name != "packs"}
+    for pack in (pack for pack in told["packs"] if pack["step"][-1] == told["recipe"]["steps"]):
+        folder = pack_folder(out, pack["entrant"], pack["rate"])
+        folder.mkdir(parents=True)
+        (folder / LOG).write_text("".join(json.dumps(line) + "\n" for line in lines_in(pack)))
+        for seen in pack["looks"]:
+            (folder / LOOKS).mkdir(exist_ok=True)
+            (folder / LOOKS / f"step-{seen['step']:06}.json").write_text(json.dumps(seen) + "\n")
+    (out / RACE).write_text(json.dumps(race, indent=1) + "\n")
 
 
 def speeds_of(out: Path, entrant: str, rate: float) -> list[float]:

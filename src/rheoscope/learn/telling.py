@@ -11,7 +11,7 @@ from rheoscope.files import check_outputs, undone
 from rheoscope.learn.curves import AHEAD, BEHIND
 from rheoscope.learn.entrants import BASELINE, ENTRANTS
 from rheoscope.learn.job import Job, from_mapping, from_toml
-from rheoscope.learn.kept import DATA, SCREEN, write_logs
+from rheoscope.learn.kept import DATA, RACE, SCREEN, from_logs, screen_file, write_logs
 from rheoscope.learn.race import Look, Race, Tell, Way, race
 from rheoscope.learn.result import FIELDS, looks, result, times
 from rheoscope.learn.spread import race_spread
@@ -66,14 +66,17 @@ def show_race(
     workers: int | None = None,
     address: str | None = None,
     threads: int | None = None,
+    logs: Path | None = None,
 ) -> bool:
-    """Prepare the data, race or go on racing; gives whether this process is the one that tells of it."""
+    """Prepare the data, race or go on racing, also where only logs are left; gives whether this process is the one that tells of it."""
     wanted, shorter = job.race(), job.shorter()
     wanted.packs()  # a name that is not known is told before anything is prepared
     check_data(job.recipe, [*job.data, *job.held_out])
     before = None if shorter is None else shorter.race(wanted)
     with placed(device) as place:
         with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
+            if place.first and logs is not None:
+                from_logs(logs, out)
             task, _ = task_for(job.recipe, wanted.recipe, job.data, job.held_out, out / DATA, place, told)
         many = how_many_workers(workers, address, device, place)
 
@@ -125,7 +128,8 @@ def show_report(
     explain: bool = False,
 ) -> None:
     """One table in the terminal; every number as JSON, tables as CSV, curves as a page, logs as one small file."""
-    check_outputs([path for path in (logs, json, html) if path is not None], csv)
+    screened = None if logs is None or not (out / SCREEN / RACE).exists() else screen_file(logs)
+    check_outputs([path for path in (logs, screened, json, html) if path is not None], csv)
     if csv is not None:
         check_tables(csv)
     found, speeds = result(out, target, halves), times(out)
@@ -134,6 +138,8 @@ def show_report(
         terminal.show(one)
     if logs is not None:
         said.append(write_logs(out, logs))
+    if screened is not None:
+        said.append(write_logs(out / SCREEN, screened))
     if json is not None:
         said.append(write_json({"race": as_json(found), "tokens_per_second": speeds}, json))
     if csv is not None:
