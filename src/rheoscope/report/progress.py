@@ -95,7 +95,12 @@ def opened(
     with progress(f"loading {source or 'the default model'}") as tell:
         from rheoscope.opening import load
 
-        return load(source, device=device, dtype=dtype, untrained=untrained, seed=seed, progress=tell)
+        model = load(source, device=device, dtype=dtype, untrained=untrained, seed=seed, progress=tell)
+    if dtype is not None:
+        from rheoscope.report.slow_dtype import tell_if_slow
+
+        tell_if_slow(model)
+    return model
 
 
 LARGE = 30_000_000
