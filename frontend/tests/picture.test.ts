@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest'
 
 import { Frame, hit, meant, meantAt, meantBy, pieces } from '../src/picture/layout'
+import { colourOfCell } from '../src/picture/cells'
 import { axis, bars, cells, line, panel } from '../src/picture/made'
 import { decades, inWords, keyOf, number, shadeOf, span, thinned, ticks } from '../src/picture/scale'
 import type { Line } from '../src/wire'
@@ -76,6 +77,12 @@ describe('a panel', () => {
   it('shades lie between −1 and 1 around the centre', () => {
     const map = cells([], 0, 2, 1)
     expect([shadeOf(map, 2), shadeOf(map, 0), shadeOf(map, 1), shadeOf(map, 9), shadeOf(map, null)]).toEqual([1, -1, 0, 1, 0])
+  })
+  it('a cell without a number is grey, and one in the middle is paper', () => {
+    const [map, paper] = [cells([], 0, 2, 1), [255, 255, 255] as [number, number, number]]
+    expect(colourOfCell(map, 1, paper)).toEqual(paper)
+    expect(colourOfCell(map, null, paper)).toEqual([226, 228, 233])
+    expect(colourOfCell(map, NaN, paper)).toEqual([226, 228, 233])
   })
 })
 

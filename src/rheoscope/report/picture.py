@@ -69,12 +69,16 @@ class Shape:
     tip: str = ""
 
 
+NONE = "null", 0.25
+"""Colour and opacity of a cell without a number."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cells:
     """A map of rows x columns; colour from `low` over `centre` to `high`, values below the centre in the second colour.
 
     `name` is what the colours measure, as their scale says it. With `log` the values are powers of ten, and the scale says
-    the numbers themselves.
+    the numbers themselves. Where there is no number a cell is grey, which is no colour of the scale.
     """
 
     values: np.ndarray
@@ -89,8 +93,8 @@ class Cells:
 
     @property
     def shades(self) -> np.ndarray:
-        """Every value from −1 (the strongest colour below the centre) to 1; 0 where there is none."""
-        return np.clip(np.nan_to_num(self.values.astype(float) - self.centre, nan=0.0) / self._reach, -1, 1)
+        """Every value from −1 (the strongest colour below the centre) to 1; NaN where there is none."""
+        return np.clip((self.values.astype(float) - self.centre) / self._reach, -1, 1)
 
     @property
     def scale(self) -> tuple[tuple[float, str], ...]:

@@ -46,7 +46,7 @@ def test_cells_shade_by_value_and_mark_the_answer() -> None:
     parts = Parts(svg(Panel("", "", (cells,), Axis(names=("1", "2")), Axis(names=("x", "y")))))
     shades = [(attrs["fill"], attrs["fill-opacity"]) for tag, attrs in parts.elements if tag == "rect"]
     blue, orange = PALETTE["first"], PALETTE["second"]
-    assert shades == [(blue, "0.00"), (blue, "0.50"), (orange, "1.00"), (blue, "0.00")]
+    assert shades == [(blue, "0.00"), (blue, "0.50"), (orange, "1.00"), (PALETTE["null"], "0.25")]  # none is not 0
     assert parts.count("rect", "marked") == 1
     assert "<c>" in parts.texts["text"]
 

@@ -7,6 +7,7 @@ import math
 from html import escape
 
 from rheoscope.report.picture import (
+    NONE,
     Axis,
     Cells,
     Line,
@@ -193,12 +194,12 @@ def cells(frame: Frame, mark: Cells) -> str:
 
 def cell(mark: Cells, row: int, column: int, shade: float, box: tuple[float, float, float, float]) -> str:
     x, y, wide, tall = box
-    colour = colour_of("first" if shade >= 0 else "second")
+    colour, opacity = NONE if math.isnan(shade) else ("first" if shade >= 0 else "second", abs(shade))
     tip = mark.tips[row][column] if mark.tips else number(float(mark.values[row, column]))
     ring = ' class="marked"' if (row, column) in mark.marked else ""
     drawn = (
         f'<g class="cell"><rect{ring} x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{wide - 1:.1f}" height="{tall - 1:.1f}" '
-        f'fill="{colour}" fill-opacity="{abs(shade):.2f}"/><title>{escape(tip)}</title>'
+        f'fill="{colour_of(colour)}" fill-opacity="{opacity:.2f}"/><title>{escape(tip)}</title>'
     )
     if mark.texts:
         strong = ' class="on"' if abs(shade) > 0.65 else ""

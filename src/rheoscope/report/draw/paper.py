@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.report.picture import Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
+from rheoscope.report.picture import NONE, Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
 from rheoscope.report.style import INK, MUTED, PAPER, new_figure, styled
 
 if TYPE_CHECKING:
@@ -100,11 +100,12 @@ def put_word(axes: "Axes", mark: Word) -> None:
 
 def put_cells(axes: "Axes", cells: Cells) -> None:
     """Squares; marked ones in bold where they hold words, framed where not."""
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
     from matplotlib.patches import Rectangle
 
     shades = cells.shades
-    colours = LinearSegmentedColormap.from_list("two", [colour_of("second"), PAPER, colour_of("first")])
+    two = LinearSegmentedColormap.from_list("two", [colour_of("second"), PAPER, colour_of("first")])
+    colours = two.with_extremes(bad=to_rgba(colour_of(NONE[0]), NONE[1]))
     axes.imshow(shades, cmap=colours, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
     for row, texts in enumerate(cells.texts):
         for column, text in enumerate(texts):
