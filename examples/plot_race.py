@@ -263,7 +263,7 @@ def geometry(file: Path, found: Any) -> Any:
     for axes in figure.axes[3:]:
         axes.set_xlabel("step")
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False, fontsize=7.5)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False, fontsize=7.5)
     return figure
 
 
