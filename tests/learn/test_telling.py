@@ -112,14 +112,14 @@ def test_only_what_is_finished_is_joined_and_the_same_race_alone(raced: tuple[Pa
     stopped = json.loads((tmp_path / "logs.json").read_text())
     stopped["packs"][0]["step"][-1] -= 1
     (tmp_path / "logs.json").write_text(json.dumps(stopped))
-    kept.from_logs(tmp_path / "logs.json", tmp_path / "joined")
+    kept.from_logs(tmp_path / "logs.json", tmp_path / "joined", kept.read_race(out))
     assert len(list((tmp_path / "joined" / kept.PACKS).iterdir())) == len(stopped["packs"]) - 1
     join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
     other = typed(*WORDS, "--seeds", "3", *join, str(tmp_path / "other"))
-    assert "holds a race with seeds=2, now seeds=3" in str(other.exception)
+    assert "logs.json holds a race with seeds=2, now seeds=3; type the same, or another --join" in str(other.exception)
     none = typed(*WORDS, *join[:2], "--join", str(tmp_path / "none.json"), "--out", str(tmp_path / "none"))
     assert f"there is no file {tmp_path / 'none.json'}; type one that --logs wrote" in str(none.exception)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["joined", "logs.json", "other"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["joined", "logs.json"]
 
 
 def test_a_race_that_goes_on_is_told_as_far_as_all_are(raced: tuple[Path, Any], tmp_path: Path) -> None:

@@ -133,11 +133,7 @@ def same_race(out: Path, now: Line) -> Line:
     now, file = json.loads(json.dumps(now)), out / RACE
     if file.exists():
         held = read_race(out)
-        for name in sorted(set(held) | set(now)):
-            if name not in JOINING and held.get(name) != now.get(name):
-                raise RheoscopeError(
-                    f"{out} holds a race with {_difference(name, held, now)}; type the same, or another --out"
-                )
+        _check_same(out, held, now, "another --out")
         now |= {name: list(dict.fromkeys([*held[name], *now[name]])) for name in ("mechanisms", "rates")}
         now["chosen"] = held["chosen"] | now["chosen"]
     write_file(file, lambda to: to.write_text(json.dumps({"written_by": signature()} | now, indent=1) + "\n"))
@@ -146,6 +142,12 @@ def same_race(out: Path, now: Line) -> Line:
 
 JOINING = ("mechanisms", "rates", "chosen")
 """What may be added to a race that is there."""
+
+
+def _check_same(where: Path, held: Line, now: Line, other: str) -> None:
+    for name in sorted((set(held) | set(now)) - {"written_by", "packs", *JOINING}):
+        if held.get(name) != now.get(name):
+            raise RheoscopeError(f"{where} holds a race with {_difference(name, held, now)}; type the same, or {other}")
 
 
 def _difference(name: str, held: Line, now: Line) -> str:
@@ -213,23 +215,27 @@ def screen_file(file: Path) -> Path:
     return file.with_suffix(f".{SCREEN}.json")
 
 
-def from_logs(file: Path, out: Path) -> None:
-    """The folder of a race from its logs, and from those of its screen beside them; nothing where the folder is there.
+def from_logs(file: Path, out: Path, now: Line) -> None:
+    """The folder of a race from its logs, and from those of its screen beside them; nothing where a race is there, and refused where
+    it is another race than the one that is asked for `now`.
 
     What is finished needs no weights, so others can join it; what is not is left out and trained from its start. How long it took was
-    another machine's, or another hour's, and is left out too. The folder is there wholly or not at all.
+    another machine's, or another hour's, and is left out too.
     """
-    if out.exists():
+    if (out / RACE).exists():
         return
     if not file.is_file():
         raise RheoscopeError(f"there is no file {file}; type one that --logs wrote")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as made:
-        folder = Path(made) / out.name
-        _unpack(_read(file), folder)
+    told = _read(file)
+    _check_same(file, told, json.loads(json.dumps(now)), "another --join")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".join-", dir=out) as made:
+        _unpack(told, Path(made))
         if screen_file(file).is_file():
-            _unpack(_read(screen_file(file)), folder / SCREEN)
-        folder.rename(out)
+            _unpack(_read(screen_file(file)), Path(made) / SCREEN)
+        for name in (RACE, SCREEN, PACKS):  # stopped between them, some are trained again
+            if (Path(made) / name).exists():
+                (Path(made) / name).rename(out / name)
 
 
 def _unpack(told: Line, out: Path) -> None:

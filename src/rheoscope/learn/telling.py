@@ -12,7 +12,7 @@ from rheoscope.learn.curves import AHEAD, BEHIND
 from rheoscope.learn.entrants import BASELINE, ENTRANTS
 from rheoscope.learn.job import Job, from_mapping, from_toml
 from rheoscope.learn.kept import DATA, RACE, SCREEN, from_logs, screen_file, write_logs
-from rheoscope.learn.race import Look, Race, Tell, Way, race
+from rheoscope.learn.race import Look, Race, Tell, Way, fitting, race
 from rheoscope.learn.result import FIELDS, looks, result, times
 from rheoscope.learn.spread import race_spread
 from rheoscope.models.recipes import setting
@@ -75,9 +75,10 @@ def show_race(
     before = None if shorter is None else shorter.race(wanted)
     with placed(device) as place:
         with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
-            if place.first and logs is not None:
-                from_logs(logs, out)
             task, _ = task_for(job.recipe, wanted.recipe, job.data, job.held_out, out / DATA, place, told)
+            if place.first and logs is not None:
+                begins = 0 if shorter is None else shorter.seeds
+                from_logs(logs, out, fitting(replace(wanted, first_seed=begins), task).told(task))
         many = how_many_workers(workers, address, device, place)
 
         def run(asked: Race, where: Path, tell: Tell, look: Look | None = None) -> None:
