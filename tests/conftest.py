@@ -1,6 +1,7 @@
 """What every test shares: no deadlines, no display, no process left behind, and what the marks ask for."""
 
 import gc
+import linecache
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -127,6 +128,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # what was collected lives as long as the run; no search for garbage walks through it again
     gc.set_threshold(50_000, 20, 50)  # most garbage needs no search
     gc.enable()
+    linecache.clearcache()  # doctest looks at every file in it again before each example
 
 
 @pytest.hookimpl(tryfirst=True)
