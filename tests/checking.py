@@ -73,11 +73,12 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
         if jaxtyping.config.jaxtyping_disable:
             return function(*args, **kw)
         given = (*map(look, args), *((name, look(x)) for name, x in kw.items()))
-        if given not in passed:
+        results = passed.get(given)
+        if results is None:
             result = checked()(*args, **kw)
         else:
             result = function(*args, **kw)
-            if look(result) in passed[given]:
+            if look(result) in results:
                 return result
             before = GIVEN_BACK.set(result)
             try:

@@ -1,6 +1,7 @@
 """What every test shares: no deadlines, no display, no process left behind, and what the marks ask for."""
 
 import gc
+import linecache
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -113,6 +114,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if is_xdist_worker(session):
         session.config.pluginmanager.register(Outcomes())
     if not is_xdist_controller(session):
+        gc.disable()  # what is imported and collected is no garbage: searches for it take a seventh of that time
         from tests import checking, shipped
 
         checking.install()
@@ -125,6 +127,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # what was collected lives as long as the run; no search for garbage walks through it again
     gc.set_threshold(50_000, 20, 50)  # most garbage needs no search
+    gc.enable()
+    linecache.clearcache()  # doctest looks at every file in it again before each example
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,5 +1,6 @@
 """Every benchmark runs: its smallest form, in this process. How fast anything is, no test asks."""
 
+import gc
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ ON_A_GPU = [("training_cuda", []), ("trace", ["--cuda"]), ("gpu", [])]
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[list[str]], None]]:
     """What a benchmark does with the words after its name."""
+    gc.freeze()  # what other tests left: a benchmark that measures memory searches for its own garbage alone
     monkeypatch.syspath_prepend(FOLDER)
     return lambda name: runpy.run_path(str(FOLDER / f"{name}.py"), run_name=name)["main"]
 

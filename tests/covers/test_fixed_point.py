@@ -32,7 +32,7 @@ MAPS = ["gpt2", "llama", "gemma3", "qwen3", "neox", "opt", "own", "own_metric", 
 
 
 def dense(T: Any, x: torch.Tensor) -> torch.Tensor:
-    return torch.autograd.functional.jacobian(T, x).reshape(x.numel(), x.numel())
+    return torch.autograd.functional.jacobian(T, x, vectorize=True).reshape(x.numel(), x.numel())
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ def test_it_equals_slow_products(name: str) -> None:
     def last(x: torch.Tensor) -> torch.Tensor:
         return layer_map(trace, 1)(layer_map(trace, 0)(x))[5]
 
-    J = torch.autograd.functional.jacobian(last, trace.points[0]).square().sum((0, 2)).sqrt()
+    J = torch.autograd.functional.jacobian(last, trace.points[0], vectorize=True).square().sum((0, 2)).sqrt()
     assert np.allclose(found.jacobian, J / J.sum(), rtol=0.3, atol=1e-9)
     flow = found.jacobian.values[:5]
     assert float(found.correlation) == pytest.approx(spearmanr(product[5, :5], flow).statistic)

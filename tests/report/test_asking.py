@@ -21,14 +21,15 @@ def subject(text: str = TEXT) -> Subject:
 
 
 def test_an_answer_is_what_the_function_gives() -> None:
+    of, trace = small(), small().trace(TEXT)
     for name, found in (
-        ("transport", rs.transport(model().trace(TEXT), draws=2)),
-        ("operators", rs.operators(model().view)),
-        ("surgery", rs.surgery(model(), TEXT, M="symmetric")),
-        ("reversed_attention", rs.reversed_attention(model(), model().trace(TEXT))),
+        ("transport", rs.transport(trace, draws=2)),
+        ("operators", rs.operators(of.view)),
+        ("surgery", rs.surgery(of, TEXT, M="symmetric")),
+        ("reversed_attention", rs.reversed_attention(of, trace)),
     ):
         settings = {"transport": {"draws": 2}, "surgery": {"M": "symmetric"}}.get(name, {})
-        assert answer(subject(), name, settings).identical(found), name
+        assert answer(Subject(of, TEXT, trace), name, settings).identical(found), name
 
 
 def test_answers_grow_and_are_heard_after_each() -> None:

@@ -118,8 +118,10 @@ def test_halves_tell_planted_heads_apart_and_noise_not() -> None:
     planted = random(0, 1, 20, 20) + 0.1 * random(1, 6, 20, 20)
     assert float(split_half(planted, halves(6, 50))) > 0.95
     assert float(split_half(random(2, 6, 20, 20), halves(6, 50)).abs()) < 0.2
-    slow = np.corrcoef(planted[0].flatten(), planted[1].flatten())[0, 1]
-    assert float(split_half(planted[:2], halves(2, 3))) == pytest.approx(slow)
+    for n in (2, 5, 6):
+        means = [[planted[some].mean(0).flatten() for some in (at[: n // 2], at[n // 2 :])] for at in halves(n, 9)]
+        slow = np.mean([np.corrcoef(*two)[0, 1] for two in means])
+        assert float(split_half(planted[:n], halves(n, 9))) == pytest.approx(slow)
     assert bool(split_half(torch.zeros(4, 2, 2, dtype=F64), halves(4, 3)).isnan())
 
 

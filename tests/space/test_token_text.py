@@ -15,6 +15,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
 from rheoscope.models.vocabulary import byte_pairs
 from rheoscope.space.token_text import _spread, in_a_text
+from tests.texts import any_text
 
 BYTES = re.compile("⟨[0-9a-f]{2}⟩")
 
@@ -52,7 +53,7 @@ def test_a_target_is_found_with_its_space_and_without() -> None:
     assert target_id(model, "named") == target_id(model, " named") == wanted
 
 
-@given(st.lists(st.one_of(st.text(max_size=2).map(lambda text: text.encode(errors="replace")), st.binary(max_size=3))))
+@given(st.lists(st.one_of(any_text(max_size=2).map(lambda text: text.encode(errors="replace")), st.binary(max_size=3))))
 def test_whole_tokens_are_read_at_once_and_the_others_byte_by_byte(tokens: list[bytes]) -> None:
     assert in_a_text(tokens) == _spread(tokens)
 

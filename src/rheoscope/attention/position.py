@@ -125,9 +125,9 @@ class NoPosition(Biasing):
 
 def rotation_of(place: Callable[[Placed, At], Placed], offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
     """R(delta) of a map that turns tokens, read off what it does to the axes; `like` gives dtype and device."""
-    at = torch.tensor([abs(offset), 0], device=like.device)
-    rows = torch.eye(width, dtype=like.dtype, device=like.device)
-    far, here = (place(rows[None, None], p.expand(width))[0, 0] for p in at)
+    at = torch.tensor([abs(offset), 0], device=like.device).repeat_interleave(width)
+    rows = torch.eye(width, dtype=like.dtype, device=like.device).repeat(2, 1)
+    far, here = place(rows[None, None], at)[0, 0].split(width)
     return far @ here.mT if offset >= 0 else here @ far.mT
 
 

@@ -64,6 +64,7 @@ def symmetry_draws(
     S = (S / S.square().sum(-1, keepdim=True).sqrt().clamp(min=torch.finfo(S.dtype).tiny)).float()
     heads, rank = S.shape
     pool = corners(min(draws * heads, math.ceil(POOLED / rank)), rank, width, generator).to(S.device)
+    columns = pool.mT.contiguous()  # Wᵀ, which has the trace of W: a column that is chosen is then copied as one piece
     at_once = max(1, numbers_in_cache(S.device) // (heads * rank**2))
     for some in torch.arange(draws).split(at_once):
         if len(pool) == draws * heads:
@@ -71,8 +72,7 @@ def symmetry_draws(
         else:
             drawn = [_drawn_again(len(pool), heads, rank, generator) for _ in some]
             which, order, turned_over = (torch.stack(each).to(S.device) for each in zip(*drawn, strict=True))
-            W = pool[which].gather(-1, order.argsort(-1)[..., None, :].expand(-1, -1, rank, -1))
-            yield from _traces(W, S * turned_over)
+            yield from _traces(columns[which[..., None], order.argsort(-1)], S * turned_over)
 
 
 def _drawn_again(pool: int, heads: int, rank: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:

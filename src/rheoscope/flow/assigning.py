@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.flow.sinkhorn import divergence
 from rheoscope.space.chance import permutations
 from rheoscope.space.cores import on_cores
@@ -177,17 +178,17 @@ def by_tables(x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"]) -> Drawn:
     by, rows = y - x, torch.arange(len(x))
     points, steps, long = (x @ x.mT).cpu(), (x @ by.mT).cpu(), by.square().sum(-1).cpu()
     here = points.diagonal()
-    kappas, shares = [], []
-    for order in orders:
-        table = points + steps[:, order]
-        there = (here + 2 * steps[rows, order] + long[order]).clamp(min=0)
-        stay, random = float(table.diagonal().mean()), float((here + there).mean()) + shift
-        most = max(float(table[rows, assignment(-table)].mean()), stay)
-        kappas.append(kappa(random - 2 * stay, random, random - 2 * most))
-        unit = table / (here[:, None] * there).sqrt().clamp(min=1e-60)
-        partner = assignment(1 - unit)
+    kappas: list[float] = []
+    shares: list[float] = []
+    for some in orders.split(max(1, numbers_in_cache(points.device) // len(x) ** 2)):
+        table = points + steps[:, some].movedim(1, 0)
+        there = (here + 2 * steps[rows, some] + long[some]).clamp(min=0)
+        stay, random = table.diagonal(dim1=-2, dim2=-1).double().mean(-1), (here + there).double().mean(-1) + shift
+        most = torch.maximum(table.gather(-1, assignments(-table)[..., None])[..., 0].double().mean(-1), stay)
+        kappas += map(kappa, (random - 2 * stay).tolist(), random.tolist(), (random - 2 * most).tolist())
+        partner = assignments(1 - table / (here[:, None] * there[:, None]).sqrt().clamp(min=1e-60))
         apart = here + here[partner] - 2 * points[rows, partner]
-        shares.append(float((apart <= near).double().mean()))
+        shares += (apart <= near).double().mean(-1).tolist()
     return kappas, shares
 
 
@@ -233,6 +234,10 @@ def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     if stay - best <= 1e-12 * abs(best):
         columns = np.arange(len(table))
     return torch.as_tensor(np.asarray(columns, dtype=np.int64))
+
+
+def assignments(cost: Float[Tensor, "p n n"]) -> Int[Tensor, "p n"]:
+    return torch.stack([assignment(one) for one in cost])
 
 
 def kappa(identity: float, random: float, best: float) -> float:

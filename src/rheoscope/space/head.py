@@ -125,7 +125,8 @@ class Relevance(Factored):
         """s(delta) = tr(M(delta) M(-delta)) / (|M(delta)| |M(-delta)|): 1 for tied queries and keys at every offset."""
         if self.rotation is None:
             return self.symmetry()
-        forth, back = self.rotation(offset).double(), self.rotation(-offset).double()
+        forth = self.rotation(offset).double()
+        back = forth.mT  # R(-delta): what turns back
         (left, right), cross = self.grams, self.cross
         size = _turned_norm(left, right, forth) * _turned_norm(left, right, back)
         again = ((forth @ cross) * (back @ cross).mT).sum((-2, -1))

@@ -252,12 +252,11 @@ def split_half(table: Float[Tensor, "t layer h"], halves: Sequence[Int[Tensor, "
     """Pearson correlation over heads of the means over two halves of the texts; NaN where heads do not differ."""
     heads = table.flatten(1)
     heads = heads[:, heads.isfinite().all(0)]
-    half, found = len(table) // 2, []
-    for order in halves:
-        one, other = (heads[some].mean(0) for some in (order[:half], order[half:]))
-        one, other = (x - x.mean() for x in (one, other))
-        found.append((one * other).sum() / (one.norm() * other.norm()))
-    return torch.stack(found).mean()
+    half = len(table) // 2
+    first = heads.new_zeros(len(halves), len(table)).scatter_(1, torch.stack(list(halves))[:, :half], 1)  # who is in it
+    means = first @ heads / half, (1 - first) @ heads / (len(table) - half)
+    one, other = (x - x.mean(-1, keepdim=True) for x in means)
+    return ((one * other).sum(-1) / (one.norm(dim=-1) * other.norm(dim=-1))).mean()
 
 
 # What is refused

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rheoscope.attention.normaliser.domain import softmax
-from rheoscope.attention.normaliser.entmax import Entmax, bisect, entmax
+from rheoscope.attention.normaliser.entmax import Entmax, bisect, entmax, newton
 from tests.attention.cases import gap, random
 
 
@@ -43,11 +43,20 @@ def test_the_best_of_all_distributions(alpha: float, seed: int, scale: float) ->
     assert bool(((alpha - 1) * s <= threshold + 1e-8 * max(1.0, scale))[a == 0].all())
 
 
-@pytest.mark.parametrize("alpha", [1.5, 2.0])
-def test_sorting_finds_what_bisection_finds(alpha: float) -> None:
+@pytest.mark.parametrize("alpha", [1.001, 1.05, 1.25, 1.5, 1.75, 1.999, 2.0])
+def test_sorting_and_newton_find_what_bisection_finds(alpha: float) -> None:
     for s in (random(2, 2, 2, 3, 9), 1e4 * random(3, 2, 2, 3, 9), torch.zeros(1, 1, 2, 9, dtype=torch.float64)):
         x = (s - s.amax(-1, keepdim=True)) * (alpha - 1)
         assert gap(entmax(s, alpha), (x - bisect(x, alpha)).clamp(min=0) ** (1 / (alpha - 1))) < 1e-7
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.25, 1.75, 1.99])
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_of_many_keys_newton_needs_no_more_steps_than_it_takes(alpha: float, scale: float) -> None:
+    x = (alpha - 1) * scale * random(8, 1, 1, 1, 2_000)
+    x = x - x.amax(-1, keepdim=True)
+    assert gap(newton(x, alpha), bisect(x, alpha)) < 1e-14
+    assert gap(newton(x, alpha, steps=16), newton(x, alpha)) < 1e-14
 
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
