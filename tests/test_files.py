@@ -37,6 +37,12 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
         write_file(tmp_path, lambda path: path.write_text(""))
 
 
+def written(folder: Path) -> dict[str, tuple[int, ...]]:
+    """What was written of every file and when; a link that is only followed has another time of its last reading."""
+    told = {file.name: file.lstat() for file in folder.iterdir()}
+    return {name: (one.st_ino, one.st_mode, one.st_size, one.st_mtime_ns) for name, one in told.items()}
+
+
 NAMES = ["a", "./a", "A", "b/../a", "link", "mine", "own", "b", "b/c", "a/c", "b/x.csv", "."]
 
 
@@ -50,12 +56,12 @@ def test_whatever_is_named_is_refused_or_every_file_is_its_own_and_nothing_of_ot
         (there / "link").symlink_to("a")
         (there / "mine").write_text("mine")
         (there / "own").write_text(f'{{"written_by": "{signature()}"}}')
-        before = {file.name: file.lstat() for file in there.iterdir()}
+        before = written(there)
         files = [there / name for name in (json, html) if name is not None]
         try:
             check_outputs(files, None if tables is None else there / tables, None if read is None else there / read)
         except RheoscopeError:
-            assert {file.name: file.lstat() for file in there.iterdir()} == before
+            assert written(there) == before
             return
         for at, file in enumerate(files):
             assert write_report(file, lambda path, at=at: path.write_text(str(at))).startswith(("wrote", "replaced"))
