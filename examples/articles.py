@@ -9,12 +9,11 @@ import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from rheoscope.files import write_file
-from rheoscope.models.prose import articles, is_dump
-from rheoscope.models.text_files import lines
+from rheoscope.models.text_files import fragments
 
 TITLE = re.compile(r" = [^=].* = \n?")
 """A heading of the first rank in WikiText; its sections have two signs and more."""
@@ -34,10 +33,14 @@ def of_wikitext(told: Iterable[str]) -> Iterator[str]:
 
 
 def of_file(file: Path) -> Iterator[str]:
-    stream = lines(file)
-    head = list(islice(stream, 3))
-    whole = chain(head, stream)
-    return articles(whole) if is_dump("".join(head)) else of_wikitext(whole)
+    """The articles of a dump are documents already; a file of WikiText is one document of many."""
+    held: list[str] = []
+    for fragment in fragments(file):
+        if fragment is None:
+            yield from of_wikitext("".join(held).splitlines(keepends=True))
+            held = []
+        else:
+            held.append(fragment)
 
 
 def first_bytes(texts: Iterable[str], most: float) -> Iterator[str]:

@@ -117,9 +117,14 @@ def test_only_what_is_finished_is_joined_and_the_same_race_alone(raced: tuple[Pa
     join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
     other = typed(*WORDS, "--seeds", "3", *join, str(tmp_path / "other"))
     assert "logs.json holds a race with seeds=2, now seeds=3; type the same, or another --join" in str(other.exception)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "letter.txt").write_text("mine")
+    theirs = typed(*WORDS, "--data", str(out / kept.DATA), *join[2:], str(tmp_path / "theirs"))
+    assert "holds other files" in str(theirs.exception)
+    assert [file.name for file in (tmp_path / "theirs").glob("[!.]*")] == ["letter.txt"]
     none = typed(*WORDS, *join[:2], "--join", str(tmp_path / "none.json"), "--out", str(tmp_path / "none"))
     assert f"there is no file {tmp_path / 'none.json'}; type one that --logs wrote" in str(none.exception)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["joined", "logs.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["joined", "logs.json", "theirs"]
 
 
 def test_a_race_that_goes_on_is_told_as_far_as_all_are(raced: tuple[Path, Any], tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
 
 
 def assignments(cost: Float[Tensor, "p n n"]) -> Int[Tensor, "p n"]:
+    """The best partners of many tables, each by itself."""
     return torch.stack([assignment(one) for one in cost])
 
 

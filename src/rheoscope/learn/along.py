@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rheoscope.catalogue import analysis
 from rheoscope.files import write_file
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.state import LOOKS
+from rheoscope.models.state import LOOKS, look_file
 from rheoscope.models.task import Task
 from rheoscope.opening import load
 from rheoscope.shapes import RheoscopeError
@@ -192,7 +192,7 @@ def keep(out: Path, step: int, seen: dict[str, Any]) -> None:
     """One file, renamed into place when it is whole; NaN is null."""
     (out / LOOKS).mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite({"step": step} | seen), indent=1)
-    write_file(out / LOOKS / f"step-{step:06}.json", lambda file: file.write_text(text + "\n"))
+    write_file(look_file(out, step), lambda file: file.write_text(text + "\n"))
 
 
 def _finite(told: Any) -> Any:

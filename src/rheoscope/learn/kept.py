@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rheoscope.files import alone, signature, strangers, write_file, write_report
 from rheoscope.models.checkpoint import save_tensors
-from rheoscope.models.state import LOOKS
+from rheoscope.models.state import LOOKS, look_file
 from rheoscope.shapes import RheoscopeError
 
 RACE, PACKS, DATA, SCREEN, LOG, TIMES = "race.json", "packs", "data", "screen", "log.jsonl", "times.jsonl"
@@ -216,11 +216,11 @@ def screen_file(file: Path) -> Path:
 
 
 def from_logs(file: Path, out: Path, now: Line) -> None:
-    """The folder of a race from its logs, and from those of its screen beside them; nothing where a race is there, and refused where
-    it is another race than the one that is asked for `now`.
+    """Make the folder of a race from its file of logs, so that others can join it.
 
-    What is finished needs no weights, so others can join it; what is not is left out and trained from its start. How long it took was
-    another machine's, or another hour's, and is left out too.
+    Nothing is done where a race is there; a file of another race than the one that is asked for `now` is refused. The logs of a screen
+    are taken from beside it. What is finished needs no weights; what is not is left out and trained from its start. How long it took
+    was another machine's, or another hour's, and is left out too.
     """
     if (out / RACE).exists():
         return
@@ -228,8 +228,7 @@ def from_logs(file: Path, out: Path, now: Line) -> None:
         raise RheoscopeError(f"there is no file {file}; type one that --logs wrote")
     told = _read(file)
     _check_same(file, told, json.loads(json.dumps(now)), "another --join")
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".join-", dir=out) as made:
+    with alone_in(out), tempfile.TemporaryDirectory(prefix=".join-", dir=out) as made:
         _unpack(told, Path(made))
         if screen_file(file).is_file():
             _unpack(_read(screen_file(file)), Path(made) / SCREEN)
@@ -246,7 +245,7 @@ def _unpack(told: Line, out: Path) -> None:
         (folder / LOG).write_text("".join(json.dumps(line) + "\n" for line in lines_in(pack)))
         for seen in pack["looks"]:
             (folder / LOOKS).mkdir(exist_ok=True)
-            (folder / LOOKS / f"step-{seen['step']:06}.json").write_text(json.dumps(seen) + "\n")
+            look_file(folder, seen["step"]).write_text(json.dumps(seen) + "\n")
     (out / RACE).write_text(json.dumps(race, indent=1) + "\n")
 
 

@@ -26,10 +26,11 @@ Seen = dict[str, list[dict[str, Any]]]
 
 def page_of(found: "xarray.Dataset", speeds: dict[str, float], name: str, seen: Seen | None = None) -> Page:
     """What the terminal shows, the curves, what was seen of the first seeds, and where the numbers come from."""
-    from rheoscope.learn.telling import table, tables
+    from rheoscope.learn.telling import tables
 
-    page = Page(f"A race: {name}", table(found).note)
-    for one in tables(found, speeds):
+    shown = tables(found, speeds)
+    page = Page(f"A race: {name}", shown[0].note)
+    for one in shown:
         page = page.table(one.heading, one.header, one.rows, one.words, one.note)
     page = page.drawing(picture(found))
     if seen:

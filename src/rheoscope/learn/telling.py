@@ -66,7 +66,7 @@ def show_race(
     workers: int | None = None,
     address: str | None = None,
     threads: int | None = None,
-    logs: Path | None = None,
+    join: Path | None = None,
 ) -> bool:
     """Prepare the data, race or go on racing, also where only logs are left; gives whether this process is the one that tells of it."""
     wanted, shorter = job.race(), job.shorter()
@@ -76,9 +76,9 @@ def show_race(
     with placed(device) as place:
         with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
             task, _ = task_for(job.recipe, wanted.recipe, job.data, job.held_out, out / DATA, place, told)
-            if place.first and logs is not None:
+            if place.first and join is not None:
                 begins = 0 if shorter is None else shorter.seeds
-                from_logs(logs, out, fitting(replace(wanted, first_seed=begins), task).told(task))
+                from_logs(join, out, fitting(replace(wanted, first_seed=begins), task).told(task))
         many = how_many_workers(workers, address, device, place)
 
         def run(asked: Race, where: Path, tell: Tell, look: Look | None = None) -> None:

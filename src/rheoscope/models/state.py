@@ -36,6 +36,15 @@ EXTENDED = "extended"
 Say = Callable[[str], object]
 
 
+def look_file(out: Path, step: int) -> Path:
+    """Where that of one step is kept.
+
+    >>> look_file(Path("run"), 100).as_posix()
+    'run/looks/step-000100.json'
+    """
+    return out / LOOKS / f"step-{step:06}.json"
+
+
 @dataclass(frozen=True)
 class Progress:
     """Where a run stands: steps done, and the best loss on held-out data."""
