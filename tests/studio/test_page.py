@@ -108,6 +108,11 @@ def until(page: Any, holds: Callable[[], bool]) -> None:
     raise AssertionError("it did not come in 15 s")
 
 
+def linked(page: Any, words: str) -> None:
+    """The address says so; the browser tells of it on another way than of a key, and may do so later."""
+    until(page, lambda: words in page.url)
+
+
 def tokens(page: Any) -> list[str]:
     return [text.replace("·", " ") for text in page.locator("section.strip li button").all_inner_texts()]
 
@@ -122,34 +127,34 @@ def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
         page.locator("textarea").fill(TEXT)
         page.keyboard.press("Enter")
         until(page, lambda: "".join(tokens(page)).endswith(TEXT))
-        assert "text=" in page.url
+        linked(page, "text=")
 
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
+        linked(page, "step=2")
         assert page.locator("input.steps").input_value() == "2"
-        assert "step=2" in page.url
 
         page.locator("section.strip li button").nth(3).click()
-        assert "token=3" in page.url
+        linked(page, "token=3")
 
         page.wait_for_selector("canvas.heads")
         heads = page.locator("canvas.heads")
         heads.scroll_into_view_if_needed()
         heads.click(position={"x": 50, "y": 30})
-        assert "layer=0" in page.url
-        assert "head=0" in page.url
+        linked(page, "layer=0")
+        linked(page, "head=0")
 
         page.locator("form.operate select").first.select_option("ablate")
         page.locator("form.operate button[type=submit]").click()
         page.wait_for_selector(".chip")
         page.wait_for_selector(".moved")  # the prediction before and after
-        assert "edits=0.0.both.ablate" in page.url
+        linked(page, "edits=0.0.both.ablate")
 
         page.locator("figure.images").get_by_role("button", name="difference").click()
         page.get_by_text("Rings are where tokens lay before the edits").wait_for()
         page.locator("input[data-show=moves]").check()
         page.get_by_text("alone adds after the edits less what it added before").wait_for()
-        assert "side=difference" in page.url
+        linked(page, "side=difference")
 
         page.reload()
         arrived(page)
@@ -166,7 +171,7 @@ def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
         page.locator("button[lang=zh-Hans]").click()
         assert page.locator("#questions").inner_text() == "七个问题"
         assert page.evaluate("document.documentElement.lang") == "zh-Hans"
-        assert "language=zh" in page.url
+        linked(page, "language=zh")
         assert errors == []
 
 
@@ -189,7 +194,7 @@ def test_a_long_text_is_read_a_window_at_a_time(studio: tuple[Session, str], bro
         first = tokens(page)
         page.get_by_role("button", name="the tokens after").click()
         until(page, lambda: tokens(page) != first)
-        assert "window=2" in page.url
+        linked(page, "window=2")
         page.go_back()
         until(page, lambda: tokens(page) == first)
         assert errors == []
@@ -216,7 +221,7 @@ def test_everything_around_the_points(studio: tuple[Session, str], browser: Any)
         for name in ("moves", "coupling"):
             page.locator(f"input[data-show={name}]").check()
             page.wait_for_selector(f"[data-said={name}]")
-        assert "show=trails%2Carcs%2Cmoves%2Ccoupling" in page.url
+        linked(page, "show=trails%2Carcs%2Cmoves%2Ccoupling")
 
         page.locator("select.axes").select_option("+tokens")
         page.locator("dialog input").fill("#5, #9")
@@ -237,7 +242,7 @@ def test_everything_around_the_points(studio: tuple[Session, str], browser: Any)
         page.locator("#tab-composition").click()
         page.locator("p.ask button").click()
         page.locator(".composition circle").nth(9).click()
-        assert "layer=2&head=1" in page.url
+        linked(page, "layer=2&head=1")
         assert errors == []
 
 
@@ -268,7 +273,7 @@ def test_two_models_side_by_side(studio: tuple[Session, str], browser: Any) -> N
         arrived(page)
         page.locator("header select").nth(1).select_option("untrained")
         page.wait_for_selector("#panel table >> nth=1")
-        assert "beside=untrained" in page.url
+        linked(page, "beside=untrained")
         assert errors == []
 
 
@@ -345,7 +350,7 @@ def test_a_corpus_from_its_map_to_one_text(browser: Any, tmp_path: Path) -> None
         page.goto(f"{base}#view=corpus&field=head_statistics.first")
         page.wait_for_selector("canvas.heads")
         page.locator("canvas.heads").click(position={"x": 50, "y": 30})
-        assert "layer=0&head=0" in page.url
+        linked(page, "layer=0&head=0")
         page.get_by_text("Over the corpus").wait_for()
         if AXE.exists():
             page.add_script_tag(path=str(AXE))
@@ -355,7 +360,7 @@ def test_a_corpus_from_its_map_to_one_text(browser: Any, tmp_path: Path) -> None
         words = example.locator(".text").inner_text()
         example.click()
         until(page, lambda: "".join(tokens(page)).endswith(words))
-        assert "field=head_statistics.first&layer=0&head=0" in page.url
+        linked(page, "field=head_statistics.first&layer=0&head=0")
         page.wait_for_selector("#tab-heads[aria-selected=true]")
         page.go_back()
         page.wait_for_selector("button.example")
@@ -372,7 +377,7 @@ def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tm
         arrived(page)
         assert "".join(tokens(page)).endswith(TEXT)
         page.keyboard.press("ArrowRight")
-        assert "step=1" in page.url
+        linked(page, "step=1")
         page.keyboard.press("ArrowDown")
         page.wait_for_selector("canvas.map")
         page.locator("button[lang=zh-Hans]").click()
