@@ -4,11 +4,13 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import rheoscope as rs
+from rheoscope.catalogue import analysis
 from rheoscope.corpus import telling
 from rheoscope.corpus.drift import drift
 from rheoscope.corpus.driving import Progress, drive
@@ -56,7 +58,22 @@ def test_means_and_intervals_are_those_of_the_rows(runs: tuple[Job, Path, Path])
     middle = own.quantile(0.5).to_numpy()
     np.testing.assert_allclose(found.sink_quantiles.sel(quantile=0.5).values.ravel(), middle, rtol=0.02)
     assert found.sink.attrs["null"] == "sink_null"
-    assert list(corpus["trajectory"].step.values) == corpus.manifest.model["steps"][1:]
+
+
+def test_places_have_the_names_that_the_analysis_gives_them(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+    asked: dict[str, dict[str, Any]] = {"distortion": {}, "transport": {"draws": 0, "strides": [1, 2]}}
+    few = text_file(tmp_path / "few.txt", lines(3))
+    drive(replace(runs[0], analyses=asked, texts=(few,)), tmp_path / "run")
+    corpus, trace = rs.open_corpus(tmp_path / "run"), rs.load(runs[0].model).trace(lines(1)[0])
+    for name, settings in asked.items():
+        found, alone = corpus[name], analysis(name).ask(trace, **{"draws": 0} | settings)
+        for dim in set(found.dims) - {"quantile"}:
+            assert found[dim].values.tolist() == alone[dim].values.tolist(), (name, dim)
+    rows = corpus.sql("SELECT name FROM places WHERE axis = 'image' ORDER BY place").fetchall()
+    assert [name for (name,) in rows] == ["query", "key", "content"]
+    assert len(corpus.examples("distortion", "rsa", layer=0, head=0, image="key"))
+    with pytest.raises(RheoscopeError, match="has no image 'value'; it has 'query', 'key', 'content'"):
+        corpus.examples("distortion", "rsa", layer=0, head=0, image="value")
 
 
 def test_examples_are_the_largest_with_their_words(runs: tuple[Job, Path, Path]) -> None:
@@ -68,7 +85,7 @@ def test_examples_are_the_largest_with_their_words(runs: tuple[Job, Path, Path])
     assert found["text"].tolist() == every["text"].tolist()
     source = Path(runs[0].texts[0]).read_text().splitlines()
     assert all(row.words in source[row.line - 1] for row in found.itertuples())
-    speed = corpus.examples("trajectory", "speed", least=True, step=0)
+    speed = corpus.examples("trajectory", "speed", least=True, step="L0.resid_mid")
     assert (speed["token"] < speed["tokens"]).all()
 
 

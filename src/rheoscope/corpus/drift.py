@@ -74,5 +74,5 @@ def _dataset(corpus: Corpus, name: str, fields: dict[str, dict[str, np.ndarray]]
         sizes |= dict(zip(one.dims, one.shape, strict=True))
         for part in ("", "effect", "q_value"):
             data["_".join(word for word in (field, part) if word)] = one.dims, values[part].reshape(one.shape)
-    coords = {dim: places(dim, size, corpus.manifest.model) for dim, size in sizes.items()}
+    coords = {dim: places(name, dim, size, corpus.manifest.model) for dim, size in sizes.items()}
     return xr.Dataset(data, coords, {"analysis": name})

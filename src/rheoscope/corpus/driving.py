@@ -13,6 +13,7 @@ import torch
 
 from rheoscope.corpus.job import Job
 from rheoscope.corpus.merging import write_summary
+from rheoscope.corpus.questions import named
 from rheoscope.corpus.rows import parquet
 from rheoscope.corpus.shards import begin, done, locked, opened, planned
 from rheoscope.corpus.texts import Input, Shard, files_of
@@ -59,7 +60,7 @@ class Here:
 
     @property
     def model(self) -> dict[str, Any]:
-        return facts_of(self.worker.model)
+        return facts_of(self.worker)
 
     def work(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[Told]:
         before: Future[Told] | None = None
@@ -98,10 +99,9 @@ def open_model(job: Job) -> Running:
     return model
 
 
-def facts_of(model: Running) -> dict[str, Any]:
-    """What makes the numbers of a model its own, and the names of its steps."""
-    facts = model.view.facts
-    trace = model.trace(model.ids("a"))
+def facts_of(worker: Worker) -> dict[str, Any]:
+    """What makes the numbers of a model its own, and how every analysis names the places along its axes."""
+    model, facts = worker.model, worker.model.view.facts
     return {
         "weights": facts["weights"],
         "dtype": facts["dtype"],
@@ -109,7 +109,7 @@ def facts_of(model: Running) -> dict[str, Any]:
         "torch": torch.__version__.split("+")[0],
         "layers": model.view.layers,
         "heads": model.view.heads,
-        "steps": [str(step) for step in trace.steps],
+        "places": {question.name: named(model, question) for question in worker.job.questions},
     }
 
 

@@ -71,19 +71,34 @@ class Corpus:
         """A question in SQL as a DuckDB relation: every analysis is a view, so are texts, rejects and summary."""
         return self._database.ask(question)
 
-    def examples(self, name: str, field: str, least: bool = False, **place: int) -> "pandas.DataFrame":
-        """The texts in which a field is largest (or smallest), with their words: `examples("agreement", "agreement", layer=3, head=1)`."""
-        import pandas as pd
+    def examples(self, name: str, field: str, least: bool = False, **place: Any) -> "pandas.DataFrame":
+        """The texts in which a field is largest (or smallest), with their words: `examples("agreement", "agreement", layer=3, head=1)`.
 
+        A place is told as `corpus[name]` names it.
+        """
         one = self.kept(name, field)
         if set(place) != set(one.dims):
             raise RheoscopeError(
                 f"{field} has a number for every {', '.join(one.dims) or 'text'}, got {', '.join(place) or 'no place'}"
             )
-        cell = int(np.ravel_multi_index([place[dim] for dim in one.dims], one.shape)) if one.dims else 0
+        at = [self._at(name, dim, size, place[dim]) for dim, size in zip(one.dims, one.shape, strict=True)]
+        return self.examples_in(one, int(np.ravel_multi_index(at, one.shape)) if one.dims else 0, least)
+
+    def examples_in(self, one: Kept, cell: int, least: bool = False) -> "pandas.DataFrame":
+        """The same of one cell of a field, by its number."""
+        import pandas as pd
+
         every = one.summary.least if least else one.summary.most
         found = pd.DataFrame(every[every["cell"] == cell]).drop(columns="cell")
         return found.merge(self.texts(found["text"].tolist()), on="text", how="left")
+
+    def _at(self, name: str, dim: str, size: int, place: Any) -> int:
+        """The number of a place that is told by its name."""
+        axis = places(name, dim, size, self.manifest.model)
+        if place not in axis:
+            some = ", ".join(repr(one) for one in axis[:3])
+            raise RheoscopeError(f"{name} has no {dim} {place!r}; it has {some}{', …' if len(axis) > 3 else ''}")
+        return axis.index(place)
 
     def texts(self, ids: list[int]) -> "pandas.DataFrame":
         """Some texts by their ids: where they come from, and their words."""
@@ -132,9 +147,9 @@ def dataset(corpus: Corpus, name: str) -> "xarray.Dataset":
         if of == name:
             data |= _variables(field, one, analysis(name).fields[field].attributes())
             sizes |= dict(zip(one.dims, one.shape, strict=True))
-    coords: dict[str, Any] = {dim: places(dim, size, corpus.manifest.model) for dim, size in sizes.items()}
+    coords: dict[str, Any] = {dim: places(name, dim, size, corpus.manifest.model) for dim, size in sizes.items()}
     told = corpus.manifest.model | {"analysis": name, "fingerprint": corpus.manifest.fingerprint}
-    about = {key: str(value) for key, value in told.items() if key != "steps"}
+    about = {key: str(value) for key, value in told.items() if key != "places"}
     return xr.Dataset(data, coords | {"quantile": list(SHARES)}, about)
 
 
@@ -167,17 +182,13 @@ def interval(kept: Summary) -> np.ndarray:
     return np.where(kept.documents.count >= FEWEST, NORMAL * kept.errors(), np.nan)
 
 
-def places(dim: str, size: int, model: dict[str, Any]) -> list[Any]:
-    """The names of the places along an axis: labels of steps where they are those of the model, else numbers.
+def places(name: str, dim: str, size: int, model: dict[str, Any]) -> list[Any]:
+    """The names of the places along an axis of an analysis, as the analysis itself gives them; numbers where it gives none.
 
-    >>> places("point", 2, {"steps": ["embed", "L0.resid_mid", "L0.resid_post"], "layers": 1})
-    ['embed', 'L0.resid_post']
+    >>> places("distortion", "image", 3, {"places": {"distortion": {"image": ["query", "key", "content"]}}})
+    ['query', 'key', 'content']
+    >>> places("distortion", "layer", 2, {"places": {}})
+    [0, 1]
     """
-    steps, layers = list(model["steps"]), model["layers"]
-    if dim in ("point", "end"):
-        ends = [label for label in steps if label == steps[0] or label.endswith("resid_post")]
-        return steps if size == len(steps) else ends if size == len(ends) else list(range(size))
-    if dim == "step":
-        ends = [label for label in steps if label.endswith("resid_post")]
-        return steps[1:] if size == len(steps) - 1 else ends if size == layers == len(ends) else list(range(size))
-    return list(range(size))
+    held = model["places"].get(name, {}).get(dim, ())
+    return list(held) if len(held) == size else list(range(size))

@@ -1,4 +1,7 @@
-"""The rows of a run in SQL: DuckDB on the Parquet files, a view for every analysis."""
+"""The rows of a run in SQL: DuckDB on the Parquet files, a view for every analysis.
+
+Rows tell the places along an axis by their numbers; `places` has the name of each.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +11,8 @@ from rheoscope.corpus.merging import SUMMARY
 from rheoscope.corpus.rows import parquet
 from rheoscope.corpus.shards import files_of_table, opened
 from rheoscope.shapes import RheoscopeError
+
+PLACES = {"analysis": "VARCHAR", "axis": "VARCHAR", "place": "INTEGER", "name": "VARCHAR"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +72,24 @@ def connected(folder: Path) -> Database:
         connection.execute(f"CREATE VIEW {view} AS SELECT * FROM read_parquet([{listed}], union_by_name=true)")
     for analysis in dict.fromkeys(name.split(".")[0] for name in named if "." in name):
         connection.execute(f"CREATE VIEW main.{analysis} AS SELECT * FROM {first_table(analysis, list(named))}")
+    connection.execute(f"CREATE TABLE places ({', '.join(f'{column} {kind}' for column, kind in PLACES.items())})")
+    for row in named_places(folder):
+        connection.execute("INSERT INTO places VALUES (?, ?, ?, ?)", row)
     return Database(connection)
+
+
+def named_places(folder: Path) -> list[tuple[str, str, int, str]]:
+    """Every place along an axis that has a name: analysis, axis, its number, its name."""
+    return [
+        (analysis, axis, at, str(name))
+        for analysis, axes in opened(folder).model["places"].items()
+        for axis, names in axes.items()
+        for at, name in enumerate(names)
+    ]
 
 
 def tables_of(folder: Path) -> dict[str, list[str]]:
     """Every view and its columns."""
-    return {name: parquet().read_schema(some[0]).names for name, some in files(folder).items()}
+    return {name: parquet().read_schema(some[0]).names for name, some in files(folder).items()} | {
+        "places": list(PLACES)
+    }

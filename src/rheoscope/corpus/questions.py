@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 
 from rheoscope.catalogue import analysis
-from rheoscope.corpus.cells import Cells, cells_of
+from rheoscope.corpus.cells import OF_A_TEXT, Cells, cells_of
 from rheoscope.corpus.pieces import Piece
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.running import Running
 from rheoscope.space.traces import Traces
+
+NUMBERED = frozenset({"layer", "head"})
+"""Axes whose places are numbers in every model."""
+SHORT = 48
+"""Tokens of the text that an analysis is asked once, only to see how it names its axes."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,29 @@ def joined(parts: Sequence[Asked], refused: dict[int, str] | None = None) -> Ask
         name: Cells.joined([one.fields.get(name) for one in parts], [len(one.texts) for one in parts]) for name in names
     }
     return Asked([text for one in parts for text in one.texts], fields, refused or {})
+
+
+def named(model: Running, question: Question) -> dict[str, list[Any]]:
+    """The names of the places along those axes of an analysis that mean the same in every text, layers and heads apart, which have
+    numbers: from what it answers to a short text of any tokens, without draws. Nothing of an analysis that refuses it.
+
+    >>> import rheoscope as rs
+    >>> named(rs.load(), Question("distortion", {}))["image"]
+    ['query', 'key', 'content']
+    """
+    one = question.analysis
+    axes = {dim for field in one.fields.values() for dim in field.dims} - OF_A_TEXT - NUMBERED
+    if not axes:
+        return {}
+    vocabulary, context = len(model.view.embed), model.view.context or SHORT
+    trace = model.trace(torch.linspace(0, vocabulary - 1, min(SHORT, context)).long())
+    subject = {"model": model, "trace": trace, "text": trace.ids}
+    settings = dict(question.settings) | ({"draws": 0} if "draws" in one.settings else {})
+    try:
+        found = one.ask(*(subject[name] for name in one.subjects), **settings)
+    except RheoscopeError:
+        return {}
+    return {dim: found[dim].values.tolist() for dim in sorted(axes & set(found.coords) & set(found.dims))}
 
 
 def _answers(model: Running, question: Question, traces: Traces) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def page_of(corpus: Corpus) -> Page:
 def facts_of(corpus: Corpus) -> dict[str, str]:
     """Model, settings and inputs."""
     job = corpus.manifest.job
-    return {key: str(value) for key, value in corpus.manifest.model.items() if key != "steps"} | {
+    return {key: str(value) for key, value in corpus.manifest.model.items() if key != "places"} | {
         "fingerprint": corpus.manifest.fingerprint,
         "analyses": "; ".join(f"{name} {dict(settings) or ''}".strip() for name, settings in job.analyses.items()),
         "texts": f"{job.least} to {job.length} tokens{', packed' if job.pack else ''}",
@@ -100,7 +100,9 @@ def _distributions(corpus: Corpus, name: str) -> Iterator[str]:
             continue
         header = [*one.dims, "mean", "95 % interval", "sd", *(f"{share:.0%}" for share in SHARES), "texts", "documents"]
         head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in _rows(corpus, one))
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in _rows(corpus, name, one)
+        )
         definition = escape(analysis(name).fields[field].definition)
         yield (
             f"<details><summary>{escape(field)}: {definition}</summary><div class=scroll><table class=numbers><thead><tr>{head}</tr>"
@@ -108,14 +110,12 @@ def _distributions(corpus: Corpus, name: str) -> Iterator[str]:
         )
 
 
-def _rows(corpus: Corpus, one: Kept) -> Iterator[list[str]]:
+def _rows(corpus: Corpus, name: str, one: Kept) -> Iterator[list[str]]:
     mean, sd = one.summary.moments()
     half, spread = interval(one.summary), quantiles(one.summary, SHARES)
+    axes = [places(name, dim, size, corpus.manifest.model) for dim, size in zip(one.dims, one.shape, strict=True)]
     for cell, place in enumerate(np.ndindex(one.shape)):
-        named = [
-            str(places(dim, size, corpus.manifest.model)[at])
-            for dim, size, at in zip(one.dims, one.shape, place, strict=True)
-        ]
+        named = [str(axis[at]) for axis, at in zip(axes, place, strict=True)]
         ends = f"{short(mean[cell] - half[cell])} to {short(mean[cell] + half[cell])}"
         yield [
             *named,

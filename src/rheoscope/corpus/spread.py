@@ -30,7 +30,7 @@ class Held:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return facts_of(self.worker.model)
+        return facts_of(self.worker)
 
     def work(self, inputs: list[Input], shard: Shard, then: Shard | None) -> Told:
         return self.worker.work(inputs, shard, then).result()

@@ -75,7 +75,7 @@ class Run:
         if null is not None:
             values["null"] = _spread(null, one)
         coords = {
-            dim: {"dims": [dim], "values": places(dim, size, corpus.manifest.model)}
+            dim: {"dims": [dim], "values": places(name, dim, size, corpus.manifest.model)}
             for dim, size in zip(one.dims, one.shape, strict=True)
         }
         arrays = {key: wire.as_array(x.reshape(one.shape), one.dims) for key, x in values.items()}
@@ -92,7 +92,7 @@ class Run:
         (half,) = interval(alone)
         with self._lock:  # DuckDB answers one at a time
             examples = {
-                side: corpus.examples(name, field, least=side == "least", **place).to_dict("records")
+                side: corpus.examples_in(one, cell, least=side == "least").to_dict("records")
                 for side in ("most", "least")
             }
         return {
