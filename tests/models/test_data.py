@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rheoscope.models.data import Corpus, prepare
+from rheoscope.models.token_files import BEGUN
 from rheoscope.models.vocabulary import byte_pairs, decode, encode, load_tokenizer
 from rheoscope.shapes import RheoscopeError
 from tests.texts import any_text
@@ -336,6 +337,17 @@ def test_a_full_disk_leaves_no_temporary_file(text: Path, tmp_path: Path) -> Non
             prepare([text], out, vocabulary=400)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not [file for file in out.iterdir() if file.name.startswith(".")]
+    assert [file.name for file in out.iterdir() if file.name.startswith(".")] == [BEGUN]
     with told("half-written"):
         Corpus.open(out)
+    prepare([text], out, vocabulary=400)
+    assert not (out / BEGUN).exists()
+
+
+def test_the_tokenizer_of_a_model_is_not_written_over(text: Path, tmp_path: Path) -> None:
+    own = tmp_path / "tokenizer.json"
+    own.write_text("{}")
+    with told("holds a tokenizer.json that is of no corpus", "another directory"):
+        prepare([text], tmp_path, vocabulary=300)
+    assert [file.name for file in tmp_path.iterdir() if file != text] == [own.name]
+    assert own.read_text() == "{}"

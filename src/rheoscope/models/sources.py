@@ -11,15 +11,10 @@ from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PairCorpus, prepare_pairs
 from rheoscope.models.task import Task, task_of
 from rheoscope.models.text_files import END_OF_TEXT
-from rheoscope.models.token_files import MANIFEST, TOKENIZER, filling
+from rheoscope.models.token_files import MANIFEST, REQUEST, filling
 from rheoscope.models.train import Place
 from rheoscope.models.two_moons import TwoMoons
 from rheoscope.shapes import RheoscopeError
-
-REQUEST = "request.json"
-PARTS = (TOKENIZER, "train.bin", "held_out.bin", "train_ends.bin", "held_out_ends.bin")
-"""What a corpus is made of, beside its manifest and its request."""
-
 
 MADE: dict[str, Callable[[], Task]] = {"two_moons": TwoMoons, "digits": Digits}
 """Recipes that need no files, by name, and what they learn."""
@@ -107,7 +102,6 @@ def _prepare(
     if (out / MANIFEST).is_file():
         _check_same(out, request)
         return
-    _check_own(out)
     with filling(out):
         write_file(out / REQUEST, lambda file: file.write_text(json.dumps(request, indent=1) + "\n"))
         _tokenise(recipe, data, held_out, out, translates, progress)
@@ -140,17 +134,6 @@ def _request(recipe: Recipe, data: Sequence[Path], held_out: Sequence[Path]) -> 
     return json.loads(
         json.dumps({"data": sizes[0], "held out": sizes[1] or recipe.held_out, "vocabulary": recipe.vocabulary})
     )
-
-
-def _check_own(out: Path) -> None:
-    """Refuse a directory in which others' files have the names of a corpus's: one that was begun here has its request."""
-    try:
-        begun = set(json.loads((out / REQUEST).read_text(encoding="utf-8"))) == {"data", "held out", "vocabulary"}
-    except (OSError, ValueError, TypeError):
-        begun = False
-    strange = next((name for name in (REQUEST, *PARTS) if (out / name).exists()), None)
-    if strange is not None and not begun:
-        raise RheoscopeError(f"{out} holds a {strange} that is of no corpus of Rheoscope; type another --out")
 
 
 def _check_same(out: Path, request: dict[str, object]) -> None:

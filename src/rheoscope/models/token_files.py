@@ -18,20 +18,41 @@ if TYPE_CHECKING:
 
 MANIFEST = "corpus.json"
 TOKENIZER = "tokenizer.json"
+REQUEST = "request.json"
+PARTS = (REQUEST, TOKENIZER, "train.bin", "held_out.bin", "train_ends.bin", "held_out_ends.bin")
+"""What a corpus is made of, beside its manifest."""
+BEGUN = ".writing"
+"""Lies in a directory while a corpus is written there, and after it where that was broken off."""
 TEXTS_AT_ONCE = 32
 """How many pieces of text are tokenised together: enough for every core, few enough to stay within some 100 MB."""
 
 
 @contextmanager
 def filling(out: Path) -> Iterator[None]:
-    """Around the writing of a corpus: the directory exists, a full disk is told in one line, and what was made for nothing goes."""
+    """Around the writing of a corpus: the directory exists, a full disk is told in one line, and what was made for nothing goes.
+
+    Files of others that have the names of a corpus's, such as the tokenizer of a model, are not written over.
+    """
+    check_own(out)
     try:
         with made(out):
+            (out / BEGUN).touch()
             yield
+            (out / BEGUN).unlink(missing_ok=True)
     except OSError as error:
         raise RheoscopeError(
             f"cannot write the corpus to {out}: {error.strerror or error}; free some space, or type another directory"
         ) from error
+    finally:
+        if (out / BEGUN).exists() and not any((out / name).exists() for name in PARTS):
+            (out / BEGUN).unlink()
+
+
+def check_own(out: Path) -> None:
+    """Refuse a directory in which others' files have the names of a corpus's."""
+    strange = next((name for name in PARTS if (out / name).exists()), None)
+    if strange is not None and not (out / MANIFEST).exists() and not (out / BEGUN).exists():
+        raise RheoscopeError(f"{out} holds a {strange} that is of no corpus of Rheoscope; type another directory")
 
 
 def dtype_for(vocabulary: int) -> np.dtype:
