@@ -166,6 +166,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
 
 def test_what_is_missing_is_bad_usage() -> None:
     assert typed("tiny").exit_code == 2
+    assert typed("--report", "a", "--join", "b.json").exit_code == 2
     listed = typed("--list")
     assert listed.exit_code == 0
     assert "symmetric_start" in listed.output

@@ -100,6 +100,10 @@ def race(
 
     if listed:
         show_entrants()
+    elif report is not None and join is not None:
+        raise typer.BadParameter(
+            "--report trains nothing that could --join; type --report FILE for what a file of --logs holds"
+        )
     elif report is not None:
         show_report(report, target, halves, logs, json, csv, html, explain)
     elif out is None or (job is None and (recipe is None or not mechanisms)):
