@@ -318,6 +318,12 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
     assert one["agreement"] == other["agreement"] == none["agreement"]
     assert one["agreement_untrained"] != other["agreement_untrained"]
     assert "agreement_untrained" not in none
+    covers[3] = "the keys to the cabinet are on the table in the old hall " * 3
+    done = rheoscope(*covers, "--window", "24", "--json", "c.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    pieces = json.loads((tmp_path / "c.json").read_text())["agreement"]
+    assert pieces["attrs"]["texts"] > 1
+    assert {"agreement_untrained", "agreement_untrained_low"} <= set(pieces["data_vars"])
 
 
 @pytest.mark.parametrize(

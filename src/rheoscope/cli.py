@@ -191,9 +191,9 @@ def covers_command(
     said, files = text_of(text, file, first), command.Files(json, csv, html, file)
     network = opened(model, device, dtype)
     parts = cut(network, said, first, window)
-    beside = untrained and len(parts.texts) == 1
-    control = opened(model, device, dtype, untrained=True, seed=seed).trace(parts.texts[0]) if beside else None
-    pieces.run(JOBS["covers"], network, parts, {"draws": draws, "control": control}, files, fast, explain)
+    control = opened(model, device, dtype, untrained=True, seed=seed) if untrained else None
+    own = pieces.nothing if control is None else lambda ids: {"control": control.trace(ids)}
+    pieces.run(JOBS["covers"], network, parts, {"draws": draws}, files, fast, explain, own=own)
 
 
 @app.command("surgery")

@@ -8,7 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rheoscope as rs
+from rheoscope.report.answers import Answers
 from rheoscope.report.long_texts import cut, part
+from rheoscope.report.pieces import joined, told
+from rheoscope.report.tell.short import short
+from rheoscope.report.telling import Lines, Table
 from rheoscope.space.over_texts import over_texts, together
 from tests.report.cases import small
 
@@ -85,6 +89,24 @@ def test_pieces_are_joined_as_texts_are() -> None:
     model = small()
     traces = [model.trace(one) for one in cut(model, TEXT * 6, None, 24).texts]
     assert len(traces) > 2
-    joined = together([rs.trajectory(one) for one in traces])
-    assert joined.equals(over_texts(rs.trajectory, traces))
+    found = together([rs.trajectory(one) for one in traces])
+    assert found.equals(over_texts(rs.trajectory, traces))
     assert torch.equal(traces[0].ids[:1], traces[1].ids[:1])  # each begins as the tokenizer begins a text
+
+
+def test_of_pieces_one_analysis_is_told_and_the_others_in_brief() -> None:
+    """Intervals stand in the files, and beside single numbers."""
+    model = small()
+    traces = [model.trace(one) for one in cut(model, TEXT * 4, None, 24).texts]
+    answers = [Answers(model.view, model.words, None, {"agreement": rs.agreement(one, draws=2)}) for one in traces]
+    whole = joined(answers)
+    table, lines = told(answers, whole, "trajectory")
+    assert isinstance(table, Table)
+    assert [cell.text for cell in table.header] == ["measure", "overall", "overall_low", "overall_high", "split_half"]
+    assert isinstance(lines, Lines)
+    assert f"({short(float(whole.found['agreement'].mean_agreement_low))} to" in lines.lines[0]
+    names = [
+        cell.text for block in told(answers, whole, "agreement") if isinstance(block, Table) for cell in block.header
+    ]
+    assert {"layer", "agreement", "position_baseline"} <= set(names)
+    assert not {"draw", "agreement_low", "agreement_high", "agreement_z", "agreement_q_value"} & set(names)

@@ -21,10 +21,18 @@ from rheoscope.report.telling import Answered, Block, Questions
 from rheoscope.report.terminal import Terminal
 from rheoscope.report.verdicts import QUESTIONS, Question, Verdict
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Model
+from rheoscope.space.model import Model, Text
 from rheoscope.space.over_texts import together
 
 Controls = Sequence[Callable[[], Model]]
+FILES = "Means over pieces; their intervals and every other number are in --json, --csv and --html."
+Own = Callable[[Text], Options]
+"""What is asked of a text besides, for its own sake: the same text elsewhere."""
+
+
+def nothing(said: Text) -> Options:
+    """What most commands ask besides."""
+    return {}
 
 
 def run(
@@ -36,25 +44,28 @@ def run(
     fast: bool = False,
     explain: bool = False,
     controls: Controls = (),
+    own: Own = nothing,
 ) -> None:
     """One command on a text, or on its pieces one after the other; on weights alone where there is none."""
     if pieces is None or len(pieces.texts) == 1:
         said = None if pieces is None else pieces.texts[0]
-        command.run(job, model, said, options, files, fast, explain, controls)
+        every = {**options, **({} if said is None else own(said))}
+        command.run(job, model, said, every, files, fast, explain, controls)
         return
     terminal = Terminal(console(), [], explain)
     terminal.line(text.model_line(Answers(model.view, model.words, None)), "dim")
     terminal.line(pieces.told)
-    each = asked(job, model, pieces, options, fast, controls)
+    each = asked(job, model, pieces, options, fast, controls, own)
     answers = command.as_typed(joined(each))
     if job.must in answers.left_out:
         raise RheoscopeError(answers.left_out[job.must])
-    blocks = told(each, answers)
+    blocks, shown = told(each, answers), told(each, answers, job.must)
     lead = f"{text.model_line(answers)}. {pieces.told}."
     page = drawn(Page(job.title(each[0]), lead), [*blocks, text.provenance(answers)])
     wrote = command.write(answers.found, page.save if files.page else None, files)
-    for block in blocks:
+    for block in shown:
         terminal.show(block)
+    terminal.line(FILES, "dim")
     terminal.end(answers)
     terminal.files(wrote)
     command.tell_failed(answers)
@@ -66,18 +77,24 @@ def refuse_several(pieces: Pieces | None, option: str) -> None:
         raise RheoscopeError(f"{option} and --window exclude each other; type one of them, or --first N")
 
 
-def asked(job: Job, model: Model, pieces: Pieces, options: Options, fast: bool, controls: Controls) -> list[Answers]:
-    """What every piece says. The main job asks of pieces what its questions need; what weights alone answer is asked once."""
+def asks_of(job: Job, options: Options, first: bool) -> list[Ask]:
+    """What a piece is asked: of the main job what its questions need; the first one also what weights alone answer."""
     asks = job.asks(options)
     needed = {name for one in QUESTIONS for name in one.needs}
     if needed <= {one.name for one in asks}:
         asks = [one for one in asks if one.name in needed]
-    many = [one for one in asks if analysis(one.name).reads_text]
+    return [one for one in asks if first or analysis(one.name).reads_text]
+
+
+def asked(
+    job: Job, model: Model, pieces: Pieces, options: Options, fast: bool, controls: Controls, own: Own
+) -> list[Answers]:
+    """What every piece says."""
     each: list[Answers] = []
     with asking_bar() as tell:
         for at, ids in enumerate(pieces.texts):
             subject = Subject(model, ids, model.trace(ids))
-            now: Sequence[Ask] = many if at else asks
+            now = asks_of(job, {**options, **own(ids)}, first=at == 0)
 
             def say(what: str, at: int = at) -> Progress:
                 return tell(f"piece {at + 1} of {len(pieces.texts)}: {what}")
@@ -105,12 +122,15 @@ def joined(each: Sequence[Answers]) -> Answers:
     return replace(first, trace=None, found=found, left_out=missing, failed=failed, controls=())
 
 
-def told(each: Sequence[Answers], answers: Answers) -> list[Block]:
-    """The seven questions, where everything they need was asked; else every number, from its fields."""
+def told(each: Sequence[Answers], answers: Answers, must: str = "") -> list[Block]:
+    """The seven questions, where everything they need was asked; else every number, from its fields: of all analyses, or of one
+    that `must` be told, and the others in brief."""
     if all(each[0].asked(*one.needs) for one in QUESTIONS):
-        note = "Each piece is answered by itself; means with their intervals over pieces are in --json and --csv."
-        return [Questions(f"Seven questions to {len(each)} pieces", [counted(one, each) for one in QUESTIONS], note)]
-    return [block for key in answers.found for block in fields.blocks(answers, key)]
+        said = "Each piece is answered by itself."
+        return [Questions(f"Seven questions to {len(each)} pieces", [counted(one, each) for one in QUESTIONS], said)]
+    whole = [must] if must else list(answers.found)
+    tell = {key: fields.blocks if key in whole else fields.brief for key in answers.found}
+    return [block for key, of in tell.items() for block in of(answers, key)]
 
 
 def counted(question: Question, each: Sequence[Answers]) -> Answered:

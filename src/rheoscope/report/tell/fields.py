@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.catalogue import analysis
 from rheoscope.report.answers import Answers
 from rheoscope.report.tell.short import short
 from rheoscope.report.telling import Block, Cell, Lines, Table
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 WIDEST = 8
 """Numbers side by side in one table."""
+OF_TEXTS = ("_low", "_high", "_z", "_q_value")
 LONGEST = 64
 """Rows of a table; the files have all."""
 
@@ -20,15 +22,44 @@ LONGEST = 64
 def blocks(answers: Answers, key: str) -> list[Block]:
     """A table for every axis that numbers run along and for every two (medians over heads), single numbers as lines, the rest by name."""
     dataset = answers.found[key]
-    hidden = _beside(dataset) | _spreads(dataset) | _empty_ends(dataset)
-    told = [name for name in map(str, dataset.data_vars) if name not in hidden]
-    tables: list[Block] = []
-    for axis in map(str, dataset.dims):
-        along = [name for name in told if _runs_along(dataset[name], axis)]
-        tables += [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
-    tables += [_crossed(key, dataset, name) for name in told if _crosses(dataset[name])]
-    lines = [_line(name, dataset[name]) for name in told if not _in_a_table(dataset[name])]
-    return [*tables, *([Lines(f"{key}, other numbers", lines)] if lines else [])]
+    told = _told(dataset)
+    along = [table for axis in map(str, dataset.dims) for table in _tables(key, dataset, axis, told)]
+    crossed = [_crossed(key, dataset, name) for name in told if _crosses(dataset[name])]
+    return [*along, *crossed, *_lines(key, dataset, [name for name in told if not _in_a_table(dataset[name])])]
+
+
+def brief(answers: Answers, key: str) -> list[Block]:
+    """The numbers that stand for all heads and all texts, single ones as lines."""
+    dataset = answers.found[key]
+    told = _told(dataset)
+    single = [name for name in told if not dataset[name].dims]
+    return [*_tables(key, dataset, "measure", told), *_lines(key, dataset, single)]
+
+
+def _told(dataset: "xarray.Dataset") -> list[str]:
+    """The fields that are told each by itself."""
+    hidden = _beside(dataset) | _spreads(dataset) | _empty_ends(dataset) | _of_texts(dataset)
+    return [name for name in map(str, dataset.data_vars) if name not in hidden]
+
+
+def _tables(key: str, dataset: "xarray.Dataset", axis: str, told: list[str]) -> list[Block]:
+    """What runs along an axis, a few numbers side by side."""
+    along = [name for name in told if _runs_along(dataset[name], axis)]
+    return [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
+
+
+def _lines(key: str, dataset: "xarray.Dataset", names: list[str]) -> list[Block]:
+    lines = [_line(dataset, name) for name in names]
+    return [Lines(f"{key}, other numbers", lines)] if lines else []
+
+
+def _of_texts(dataset: "xarray.Dataset") -> set[str]:
+    """What `over_texts` put beside a field of its own accord, its interval and its distance from chance: the files have them."""
+    if "bootstrap" not in dataset.attrs:
+        return set()
+    declared = analysis(dataset.attrs["analysis"]).fields
+    names = [str(name) for name in dataset.data_vars if name not in declared]
+    return {name for name in names for end in OF_TEXTS if name.endswith(end) and name.removesuffix(end) in declared}
 
 
 def _beside(dataset: "xarray.Dataset") -> set[str]:
@@ -56,7 +87,7 @@ def _in_a_table(field: "xarray.DataArray") -> bool:
 def _crosses(field: "xarray.DataArray") -> bool:
     """Whether it is one number for every two places of two axes, over heads in the median, few enough to print."""
     sizes = sorted(field.sizes[axis] for axis in _axes(field))
-    told = field.dtype.kind == "f" and "token" not in field.dims
+    told = field.dtype.kind == "f" and not {"token", "draw"} & set(field.dims)
     return told and len(sizes) == 2 and sizes[0] <= WIDEST and sizes[1] <= LONGEST
 
 
@@ -99,8 +130,8 @@ def _beside_null(values: np.ndarray, null: np.ndarray | None, row: int, column: 
 
 
 def _runs_along(field: "xarray.DataArray", axis: str) -> bool:
-    """Whether it is one number for every place of an axis, over heads in the median."""
-    return field.dims == (axis,) or (field.dims == (axis, "head") and field.dtype.kind in "fiub")
+    """Whether it is one number for every place of an axis, over heads in the median; draws are one like the other."""
+    return axis != "draw" and (field.dims == (axis,) or (field.dims == (axis, "head") and field.dtype.kind in "fiub"))
 
 
 def _table(key: str, dataset: "xarray.Dataset", axis: str, names: list[str]) -> Table:
@@ -126,11 +157,14 @@ def _number(values: np.ndarray, at: int) -> float:
     return float(np.median(row)) if row.ndim else float(row)
 
 
-def _line(name: str, field: "xarray.DataArray") -> str:
+def _line(dataset: "xarray.Dataset", name: str) -> str:
+    field = dataset[name]
     unit = f" {field.attrs['unit']}" if field.attrs.get("unit") else ""
     if not field.dims:
         value = field.values.item()
-        return f"{name}: {short(float(value)) if isinstance(value, int | float) else value}{unit}"
+        ends = [short(float(dataset[f"{name}_{end}"])) for end in ("low", "high") if f"{name}_{end}" in dataset]
+        interval = f" ({' to '.join(ends)})" if ends else ""
+        return f"{name}: {short(float(value)) if isinstance(value, int | float) else value}{unit}{interval}"
     axes = ", ".join(f"{axis} {size}" for axis, size in zip(field.dims, field.shape, strict=True))
     if field.dtype.kind not in "fiub" or not np.isfinite(np.asarray(field.values, dtype=float)).any():
         return f"{name} ({axes})"
