@@ -189,6 +189,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(tokens_of(rs.load(), [tmp_path / "a.txt"])) > 80
 
 
+def test_a_dump_is_read_as_prose(tmp_path: Path) -> None:
+    page = "<page>\n<title>Key</title>\n<text>A key is a [[thing]]. " + "It is old. " * 20 + "</text>\n</page>\n"
+    (tmp_path / "dump.xml").write_text(f"<mediawiki>\n{page}{page}</mediawiki>\n")
+    model = rs.load()
+    said = "".join(model.decode(int(token)) for token in tokens_of(model, [tmp_path / "dump.xml"]))
+    assert said.count("A key is a thing. It is old.") == 2
+    assert "[" not in said
+
+
 def test_no_arm_waits_for_the_device_where_the_model_does_not() -> None:
     """Else its steps could not be recorded on a GPU. (Hugging Face asks its positions once, but not while it is recorded.)"""
     model = rs.load(copy.deepcopy(cases.network("llama")))

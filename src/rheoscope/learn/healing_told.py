@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from rheoscope.learn.healing import ARMS, HEALING, Healing, heal
-from rheoscope.models.text_files import lines
+from rheoscope.models.text_files import fragments
 from rheoscope.report.command import Files, write
 from rheoscope.report.console import console
 from rheoscope.report.drawing import picture_of
 from rheoscope.report.page import Page
-from rheoscope.report.progress import opened
+from rheoscope.report.progress import asking_bar, opened
 from rheoscope.report.telling import Cell, Table
 from rheoscope.report.terminal import Terminal
 from rheoscope.space.running import Running
@@ -30,7 +30,9 @@ SAID = {
     "spectrum": "M at random, of the spectrum of the symmetric one",
 }
 LETTERS = 20_000
-"""Of a text that is tokenised at once."""
+"""Of a text that is tokenised as one."""
+TOGETHER = 64
+"""Such texts that are tokenised at once."""
 NOTE = "Back: within 1 % of the untouched model's loss, before any training (healed) or trained on as many tokens (caught up)."
 
 
@@ -57,10 +59,16 @@ def tell(arm: str, tokens: int, loss: float) -> None:
 
 
 def tokens_of(model: Running, files: Sequence[Path]) -> torch.Tensor:
-    """All tokens of some files; a tokenizer that begins every text with a token begins one in so many letters with it."""
-    text = "".join(line for file in files for line in lines(file))
-    parts = model.encode_many([text[at : at + LETTERS] for at in range(0, len(text), LETTERS)])
-    return torch.tensor([token for part in parts for token in part])
+    """All tokens of some files, read as `rheoscope train` reads them, an empty line between documents; a tokenizer that begins every
+    text with a token begins one in so many letters with it."""
+    with asking_bar("reading") as told:
+        text = "".join("\n\n" if one is None else one for file in files for one in fragments(file))
+        pieces = [text[at : at + LETTERS] for at in range(0, len(text), LETTERS)]
+        hear, found = told("tokenising"), [torch.zeros(0, dtype=torch.long)]
+        for low in range(0, len(pieces), TOGETHER):
+            found += map(torch.tensor, model.encode_many(pieces[low : low + TOGETHER]))
+            hear(len(found) - 1, len(pieces))
+    return torch.cat(found)
 
 
 def table_of(found: "xarray.Dataset") -> Table:

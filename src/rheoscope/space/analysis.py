@@ -134,12 +134,14 @@ def declared(ask: Callable[..., Any]) -> Analysis | None:
     """The declaration that stands in the file of a public function; None for a function that is no analysis's.
 
     >>> import rheoscope as rs
-    >>> declared(rs.energy).name, declared(len)
-    ('energy', None)
+    >>> homeless = eval("lambda trace: None", {})
+    >>> declared(rs.energy).name, declared(len), declared(homeless)
+    ('energy', None, None)
     """
     here: Any = ask
     while here is not None:  # as the package gives it, it looks at its arguments first
-        beside = vars(sys.modules[here.__module__]).values() if inspect.isfunction(here) else ()
+        home = sys.modules.get(here.__module__ or "") if inspect.isfunction(here) else None
+        beside = () if home is None else vars(home).values()
         for one in beside:
             if isinstance(one, Analysis) and one.ask is here:
                 return one
