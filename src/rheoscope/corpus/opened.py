@@ -187,8 +187,8 @@ def places(name: str, dim: str, size: int, model: dict[str, Any]) -> list[Any]:
 
     >>> places("distortion", "image", 3, {"places": {"distortion": {"image": ["query", "key", "content"]}}})
     ['query', 'key', 'content']
-    >>> places("distortion", "layer", 2, {"places": {}})
+    >>> places("distortion", "image", 2, {})  # a run of an earlier version
     [0, 1]
     """
-    held = model["places"].get(name, {}).get(dim, ())
+    held = model.get("places", {}).get(name, {}).get(dim, ())
     return list(held) if len(held) == size else list(range(size))

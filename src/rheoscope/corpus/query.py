@@ -82,7 +82,7 @@ def named_places(folder: Path) -> list[tuple[str, str, int, str]]:
     """Every place along an axis that has a name: analysis, axis, its number, its name."""
     return [
         (analysis, axis, at, str(name))
-        for analysis, axes in opened(folder).model["places"].items()
+        for analysis, axes in opened(folder).model.get("places", {}).items()
         for axis, names in axes.items()
         for at, name in enumerate(names)
     ]
