@@ -20,6 +20,8 @@ from tests.processes import ended
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
+# A pool of compilers would end with the test that started it, and whoever compiles next would wait for it for ever.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
 BATTERIES = (

@@ -64,3 +64,10 @@ def test_memory_is_that_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_there_are_benchmarks() -> None:
     assert {"attention_cpu", "trace", "training_cuda"} <= set(BENCHMARKS)
+
+
+def test_two_kernels_at_a_time_keep_a_gpu_busy_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    covered = runpy.run_path(str(FOLDER / "corpus.py"), run_name="corpus")["covered"]
+    assert covered([(0, 2), (5, 6), (1, 3), (1, 2)]) == 4
+    assert covered([]) == 0

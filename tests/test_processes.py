@@ -48,6 +48,12 @@ def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"], check=False)
 
 
+def test_no_compilers_outlive_a_test_and_are_waited_for() -> None:
+    from torch._inductor import config
+
+    assert config.compile_threads == 1
+
+
 def test_the_battery_holds_every_test() -> None:
     """This very test: what it starts leads a group of its own."""
     done = subprocess.run(

@@ -14,13 +14,13 @@ from rheoscope.covers.operation import edit, plans
 from rheoscope.covers.pieces import losses
 from rheoscope.learn.healing import (
     ARMS,
-    KEPT,
     UNTOUCHED,
     Healing,
     batch_of,
     carried,
     cut,
     first_at,
+    follows,
     heal,
     healed,
     live,
@@ -28,7 +28,7 @@ from rheoscope.learn.healing import (
     trained,
 )
 from rheoscope.learn.healing_told import show, table_of, tokens_of
-from rheoscope.learn.recorded import Recorder
+from rheoscope.learn.recorded import Recorder, gathered_anew
 from rheoscope.report.command import Files
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.form import at_offset, own_form
@@ -78,7 +78,7 @@ def test_the_change_at_step_0_is_a_symmetric_M(model: Any) -> None:
 @torch.no_grad()
 def test_kept_is_symmetric_whatever_the_weights_are(model: Any) -> None:
     heads = model.view.blocks[1]
-    form = live(model, heads)
+    form = live(heads)
     for _ in range(2):
         M = at_offset(heads, own_form(heads), 2).dense().detach()
         total = M + at_offset(heads, form(), 2).dense()
@@ -172,8 +172,66 @@ def test_refusals(model: Any, tmp_path: Path) -> None:
     with pytest.raises(RheoscopeError, match="length must be larger, got 1; type --length 256"):
         Healing(length=1)
     half = rs.load(copy.deepcopy(network("own")), dtype="bfloat16")
-    with pytest.raises(RheoscopeError, match=f"seen through copies.*without {KEPT}"):
-        live(half, half.view.blocks[0])
+    with pytest.raises(RheoscopeError, match=r"copies of the weights .*; type --arms symmetric,size,cloud,spectrum$"):
+        heal(half, tokens(), tmp_path / "half", HOW)
+    assert not (tmp_path / "half").exists()
+
+
+FOLLOWS = ["gpt2", "llama", "qwen3", "neox", "opt", "phi3"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*FOLLOWS, "gemma3"])
+def test_what_follows_the_weights_is_symmetric_after_any_step(name: str) -> None:
+    """Gemma's gains are 1 + w: its View holds copies, so it is refused instead."""
+    of = rs.load(copy.deepcopy(cases.network(name)))
+    heads = of.view.blocks[1]
+    assert follows(of, heads) == (name in FOLLOWS)
+    form = live(heads)
+    for parameter in of.network.parameters():
+        parameter.add_(0.1 * torch.randn(parameter.shape, generator=Generator().manual_seed(0)))
+    M = at_offset(rs.load(of.network).view.blocks[1], own_form(rs.load(of.network).view.blocks[1]), 2).dense()
+    total = M + at_offset(heads, form(), 2).dense()
+    assert (gap(total, total.mT) <= 1e-5) == (name in FOLLOWS)
+
+
+def test_gradients_are_gathered_anew() -> None:
+    """Not by the node that a tensor made before keeps alive, which belongs to the stream of that moment."""
+    weight = torch.nn.Parameter(torch.arange(4.0))
+    held = 2 * weight
+    (before, _), *_ = held.grad_fn.next_functions
+    gathered_anew([weight])
+    loss = (3 * weight).sum()
+    (after, _), *_ = loss.grad_fn.next_functions[0][0].next_functions
+    assert after is not before
+    loss.backward()
+    held.sum().backward()
+    assert weight.tolist() == [0, 1, 2, 3]
+    assert weight.grad.tolist() == [5] * 4
+
+
+@pytest.mark.parametrize("name", ["llama", "neox", "opt"])
+def test_no_gradient_of_a_step_passes_through_the_view(name: str) -> None:
+    """Else it could not be recorded on a GPU: one node gathers the gradient of each weight, and it is a new one."""
+    of = rs.load(copy.deepcopy(cases.network(name)))
+    batch = batch_of(cut(tokens(), HOW)[0], HOW, 0)
+    for arm in ARMS:
+        edits = carried(of, arm, batch, 0)
+        gathered_anew(of.network.parameters())
+        with torch.enable_grad():
+            nodes = gatherers(losses(of.run_batch(batch, edits), batch).mean())
+        assert len(nodes) == len({id(node.variable) for node in nodes}), arm
+
+
+def gatherers(loss: Tensor) -> set[Any]:
+    """The nodes that add to gradients."""
+    seen, left = set[Any](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [one for one, _ in node.next_functions]
+    return {node for node in seen if type(node).__name__ == "AccumulateGrad"}
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ from rheoscope.covers.pieces import kept_tokens, losses
 from rheoscope.covers.replacements import RELEVANCE
 from rheoscope.covers.surgery import predicting_heads
 from rheoscope.files import write_file
-from rheoscope.learn.recorded import Recorder
+from rheoscope.learn.recorded import Recorder, gathered_anew
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.form import Form, columns, less, own_form
@@ -102,6 +102,11 @@ def heal(
     wrong = [arm for arm in arms if arm not in ARMS]
     if wrong:
         raise RheoscopeError(f"unknown arm {wrong[0]!r}; type some of {', '.join(ARMS)}")
+    if KEPT in arms and not all(follows(model, heads) for heads in predicting(model)):
+        raise RheoscopeError(
+            "M is made of copies of the weights (half precision, or gains of 1 + w), which do not follow training; "
+            f"type --arms {','.join(arm for arm in arms if arm not in (UNTOUCHED, KEPT)) or EDIT}"
+        )
     train, held = cut(ids, how)
     first = batch_of(train, how, 0).to(model.device)
     told = asdict(how) | {"tokens": len(ids), "model": str(model.view.facts["weights"])}
@@ -142,7 +147,7 @@ def carried(model: Running, arm: str, first: Windows, seed: int) -> Edits:
         clouds = [plan.heads.norm.hat(exact(one.read_by(plan.layer)))[kept_tokens(one)].detach() for one in traces]
         mean = torch.cat(clouds).mean(0)
         form = fixed(make(plan, draw), clouds[0] - mean, clouds[0])
-        now = live(model, plan.heads) if arm == KEPT else partial(tuple, form)
+        now = live(plan.heads) if arm == KEPT else partial(tuple, form)
         found[plan.layer] = Rewrite(adding(plan.heads, mean, now))
     return found
 
@@ -159,13 +164,21 @@ def fixed(one: Operation, cloud: Float[Tensor, "n d"], hat: Float[Tensor, "n d"]
     )
 
 
-def live(model: Running, heads: Heads) -> Callable[[], Form]:
-    """½(M + Mᵀ) − M of the weights as they are: a step goes along the gradient, and then back to where M is symmetric."""
+def predicting(model: Running) -> list[Heads]:
+    """The heads of every layer that is changed."""
+    return [model.view.blocks[layer] for layer in predicting_heads(model.view, None)]
+
+
+def follows(model: Running, heads: Heads) -> bool:
+    """Whether all that M is made of lies where the weights lie, and so is trained with them."""
     own = {p.untyped_storage().data_ptr() for p in model.network.parameters()}
-    if not {W.untyped_storage().data_ptr() for W in (heads.W_Q, heads.W_K)} <= own:
-        raise RheoscopeError(
-            f"weights in {model.view.dtype} are seen through copies, which do not follow training; type --arms without {KEPT}"
-        )
+    gains = [norm.gain for norm in (heads.norm, heads.q_norm, heads.k_norm) if norm is not None]
+    parts = (heads.W_Q, heads.W_K, *(gain for gain in gains if gain is not None))
+    return {part.untyped_storage().data_ptr() for part in parts} <= own
+
+
+def live(heads: Heads) -> Callable[[], Form]:
+    """½(M + Mᵀ) − M of the weights as they are: a step goes along the gradient, and then back to where M is symmetric."""
 
     @torch.no_grad()
     def form() -> Form:
@@ -194,9 +207,12 @@ def trained(
     weights = [p for p in model.network.parameters() if p.is_floating_point()]
     before, trainable = [p.detach().clone() for p in weights], [p.requires_grad for p in weights]
     model.network.requires_grad_(True)  # a model that is only looked at may be frozen
+    gathered_anew(weights)  # the View, which is made of them, holds them to the default stream
     on_gpu = model.device.type == "cuda"
     optimiser = torch.optim.AdamW(weights, how.rate, (0.9, 0.95), weight_decay=0.0, capturable=on_gpu)
-    steps, looks = Recorder(on_gpu), Recorder(on_gpu)
+    # Columns beside a QK-norm take its scale from the View, whose gradients are gathered where no recording may wait.
+    normed = bool(edits) and any(heads.q_norm is not None for heads in predicting(model))
+    steps, looks = Recorder(on_gpu and not normed), Recorder(on_gpu)
 
     @torch.enable_grad()
     def learn(batch: Windows) -> Tensor:

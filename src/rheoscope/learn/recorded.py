@@ -6,7 +6,7 @@ all others          inputs are copied to where the recording reads them, and it 
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -95,3 +95,17 @@ def _beside(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         found = function(*inputs)
     here.wait_stream(there)
     return found
+
+
+@torch.no_grad()
+def gathered_anew(parameters: Iterable[Tensor]) -> None:
+    """Parameters forget on which stream their gradients are gathered: the next step says.
+
+    torch keeps that in a node of the graph (AccumulateGrad) as long as any tensor made of the parameter lives. The factors of a View
+    are such tensors, made on the default stream, which no recording may wait for. A parameter drops its node where its
+    dtype changes, so it does, there and back; its numbers stay where they are.
+    """
+    for parameter in parameters:
+        own = parameter.data
+        parameter.data = own.new_empty(0, dtype=torch.float64 if own.dtype != torch.float64 else torch.float32)
+        parameter.data = own
