@@ -19,9 +19,11 @@ DENSE = 16
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts of bins (cell · 65536 + bin): some as a `table` of all of them on a device, some one by one on the host."""
+    """Counts of bins (cell · 65536 + bin): some as a `table` of all of them on a device, some as the bin of every number there (−1: there
+    is none), to be sorted when somebody asks, and some one by one on the host."""
 
     table: Int[Tensor, " all"] | None = None
+    unsorted: Int[Tensor, " number"] | None = None
     bins: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -37,8 +39,7 @@ class Histogram:
         cells = x[:1, ..., 0].numel()
         key = torch.arange(cells, device=x.device).reshape(*x.shape[1:-1], 1) * BINS + upper
         if x.numel() * DENSE < cells * BINS:
-            found, counts = key[there].unique(return_counts=True)
-            return Histogram(None, found.cpu().numpy(), counts.cpu().numpy())
+            return Histogram(unsorted=torch.where(there, key, -1).flatten())
         table = torch.zeros(cells * BINS, dtype=torch.int32, device=x.device)
         return Histogram(table.scatter_add_(0, torch.where(there, key, 0).flatten(), there.flatten().int()))
 
@@ -46,15 +47,20 @@ class Histogram:
     def joined(parts: "Sequence[Histogram]") -> "Histogram":
         """The counts of all of them."""
         tables = [part.table for part in parts if part.table is not None]
-        table = torch.stack(tables).sum(0, dtype=torch.int32) if tables else None
+        apart = [part.unsorted for part in parts if part.unsorted is not None]
         return Histogram(
-            table, *(np.concatenate([getattr(part, name) for part in parts]) for name in ("bins", "counts"))
+            torch.stack(tables).sum(0, dtype=torch.int32) if tables else None,
+            torch.cat(apart) if apart else None,
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("bins", "counts")),
         )
 
     def counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Every bin that has something once, rising, and how much."""
-        if self.table is None:
-            return counted(self.bins, self.counts)
-        there = self.table.nonzero()[:, 0]
-        some = there.cpu().numpy(), self.table[there].long().cpu().numpy()
-        return counted(*(np.concatenate(pair) for pair in zip((self.bins, self.counts), some, strict=True)))
+        """Every bin that has something once, rising, and how much: here the device is waited for."""
+        bins, counts = [self.bins], [self.counts]
+        if self.table is not None:
+            there = self.table.nonzero()[:, 0]
+            bins, counts = [*bins, there.cpu().numpy()], [*counts, self.table[there].long().cpu().numpy()]
+        if self.unsorted is not None:
+            found, many = self.unsorted[self.unsorted >= 0].unique(return_counts=True)
+            bins, counts = [*bins, found.cpu().numpy()], [*counts, many.cpu().numpy()]
+        return counted(np.concatenate(bins), np.concatenate(counts))

@@ -16,6 +16,7 @@ from rheoscope.covers.reading import ReadMany
 from rheoscope.space.chance import drawn_rows
 from rheoscope.space.head import through
 from rheoscope.space.ranks import ranked
+from rheoscope.space.sent import sent
 from rheoscope.space.share import exact
 from rheoscope.space.texts import centred
 
@@ -51,8 +52,8 @@ def drawn_queries(
     there = torch.stack([torch.arange(size) < len(one) for one in some])
     parts = zip(at.split(at_once, 1), there.split(at_once, 1), strict=True)
     left_out = torch.tensor([1 - len(one) / len(whole) for one, whole in zip(some, places, strict=True)])
-    blocks = [Block(one.to(kept.device), seen.to(kept.device), int(one.max())) for one, seen in parts]
-    return blocks, left_out.to(kept.device)
+    blocks = [Block(sent(one, kept.device), sent(seen, kept.device), int(one.max())) for one, seen in parts]
+    return blocks, sent(left_out, kept.device)
 
 
 def sides(read: ReadMany, turned: Turned | None) -> tuple[Sides, Sides]:

@@ -20,6 +20,7 @@ from rheoscope.space.certificate import Certificate
 from rheoscope.space.editing import for_one_run
 from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
+from rheoscope.space.sent import sent
 from rheoscope.space.share import exact
 from rheoscope.space.stream import (
     Description,
@@ -320,7 +321,7 @@ def traced(
 ) -> Traces:
     """What one forward pass saw of a batch of texts."""
     ids, _ = padded(batch)
-    lengths = torch.tensor([len(one) for one in batch], device=points.device)
+    lengths = sent(torch.tensor([len(one) for one in batch]), points.device)  # else the whole forward pass is waited for
     where = tuple(len(description.layers[0]) * layer for layer in range(view.layers))
     return Traces(
         view=view,
@@ -344,5 +345,5 @@ def padded(
     """Texts side by side, padded on the right; None where nothing is padded, so that the fused kernel stays plain."""
     ids, lengths = pad_sequence(list(batch), batch_first=True), [len(one) for one in batch]
     if min(lengths) == ids.shape[1]:
-        return ids.to(device), None
-    return ids.to(device), (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).to(device)
+        return sent(ids, device), None
+    return sent(ids, device), sent(torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None], device)

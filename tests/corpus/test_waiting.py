@@ -1,0 +1,30 @@
+"""A corpus keeps a GPU busy: while a batch is asked nobody waits for the one before."""
+
+import copy
+
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.corpus.pieces import Piece
+from rheoscope.corpus.questions import Question, asked
+from tests import cases
+from tests.elsewhere import elsewhere
+from tests.waiting import waited_elsewhere
+
+STANDARD = ["trajectory", "readout", "head_statistics", "clusters"]
+
+
+@pytest.mark.parametrize("lengths", [[12, 12, 12], [12, 9, 12]], ids=["as long", "padded"])
+@pytest.mark.parametrize("name", ["gpt2", "own_biased"])
+def test_nobody_waits_for_the_standard_set(name: str, lengths: list[int]) -> None:
+    """But Hugging Face, which looks at the texts before it begins."""
+    with elsewhere() as device, torch.no_grad():
+        model = rs.load(copy.deepcopy(cases.network(name)).to(device))
+        pieces = [Piece(at, at, 0, torch.arange(length) % 7) for at, length in enumerate(lengths)]
+        for _ in range(2):  # the first one finds out what is the same of all batches
+            with waited_elsewhere() as waited:
+                traces = model.trace([piece.ids for piece in pieces])
+                for analysis in STANDARD:
+                    assert asked(model, Question(analysis, {}), traces, pieces).texts == [0, 1, 2]
+    assert [one for one in waited if not one.startswith(("masking_utils.py", "modeling_utils.py"))] == []
