@@ -36,6 +36,8 @@ HUES = (
     "#d98880",
     "#5f6b7a",
 )
+BESIDE = 3
+"""Races side by side."""
 SHOWN = 7
 """Curves that one panel can hold: the ends and the middle of the field."""
 AT_THE_END = ("symmetry", "positive_share", "itself")
@@ -119,12 +121,19 @@ def spread(wanted: list[float], gap: float) -> list[float]:
 
 def curves(races: dict[str, Any]) -> Any:
     """Above, the baseline's loss; below, how far others are from it, paired by seed, with 95 % bands."""
-    figure = new_figure(0.6 + 3.4 * len(races), 4.6)
-    colours = hues(races)
-    every = figure.subplots(2, len(races), squeeze=False, height_ratios=(1, 2), sharex="col")
-    for column, (name, found) in enumerate(races.items()):
+    wide = min(BESIDE, len(races))
+    deep = -(-len(races) // wide)
+    figure, colours = new_figure(0.6 + 3.4 * wide, 4.6 * deep), hues(races)
+    every = figure.subplots(2 * deep, wide, squeeze=False, height_ratios=(1, 2) * deep)
+    for nothing in every.flat[len(races) :]:
+        nothing.set_visible(False)
+    for number, (name, found) in enumerate(races.items()):
         millions, loss = found.tokens.values / 1e6, found.loss.values
-        above, below = every[0, column], every[1, column]
+        row, column = divmod(number, wide)
+        above, below = every[2 * row, column], every[2 * row + 1, column]
+        for axes in (above, below):
+            axes.set_visible(True)
+            axes.set_xlim(0, millions[-1])
         above.plot(millions[1:], np.nanmean(loss[0], 0)[1:], color=INK, lw=1.6)
         above.set_title(title(name, found), loc="left", fontsize=9)
         below.axhline(0, color=INK, lw=1.2)
