@@ -37,6 +37,7 @@ COPIES: list[tuple[Callable[[torch.Tensor], object], int]] = [
     (lambda x: torch.arange(3).to(AWAY, non_blocking=True), 0),
     (lambda x: torch.tensor([1, 2], device=AWAY), 1),
     (lambda x: x.cpu(), 1),
+    (lambda x: x.tolist(), 1),
     (lambda x: x[torch.tensor([0, 1])], 1),
     (lambda x: x[x > 0], 1),
     (lambda x: x + torch.arange(3, device=AWAY), 0),

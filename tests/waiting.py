@@ -39,15 +39,23 @@ def waited_elsewhere() -> Iterator[list[str]]:
     """Under `elsewhere()`: what Python waits for, and who asked. A copy waits for all that was asked before, but not by `sent`."""
     found, done = list[str](), tests.elsewhere.done
 
+    def wait(what: object) -> None:
+        asking = next(one for one in reversed(extract_stack()) if not one.filename.startswith(BETWEEN))
+        if not asking.filename.endswith("sent.py"):
+            found.append(f"{Path(asking.filename).name}: {what}")
+
     def watched(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if waits(call, args, kwargs):
-            asking = next(one for one in reversed(extract_stack()) if not one.filename.startswith(BETWEEN))
-            if not asking.filename.endswith("sent.py"):
-                found.append(f"{Path(asking.filename).name}: {call}")
+            wait(call)
         return done(call, args, kwargs)
+
+    def listed(x: Away) -> Any:
+        wait("tolist")
+        return x.here.tolist()
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tests.elsewhere.done", watched)
+        patched.setattr(Away, "tolist", listed)
         yield found
 
 

@@ -1,18 +1,19 @@
 """A corpus keeps a GPU busy: while a batch is asked nobody waits for the one before."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 import rheoscope as rs
 from rheoscope.corpus.pieces import Piece
-from rheoscope.corpus.questions import Question, asked
+from rheoscope.corpus.questions import Question, asked, in_turn
 from tests import cases
 from tests.elsewhere import elsewhere
 from tests.waiting import waited_elsewhere
 
-STANDARD = ["trajectory", "readout", "head_statistics", "clusters"]
+STANDARD = [Question(name, {}) for name in ("trajectory", "readout", "head_statistics", "clusters")]
 
 
 @pytest.mark.parametrize("lengths", [[12, 12, 12], [12, 9, 12]], ids=["as long", "padded"])
@@ -25,6 +26,19 @@ def test_nobody_waits_for_the_standard_set(name: str, lengths: list[int]) -> Non
         for _ in range(2):  # the first one finds out what is the same of all batches
             with waited_elsewhere() as waited:
                 traces = model.trace([piece.ids for piece in pieces])
-                for analysis in STANDARD:
-                    assert asked(model, Question(analysis, {}), traces, pieces).texts == [0, 1, 2]
+                for question in STANDARD:
+                    assert asked(model, question, traces, pieces).texts == [0, 1, 2]
     assert [one for one in waited if not one.startswith(("masking_utils.py", "modeling_utils.py"))] == []
+
+
+def test_what_needs_no_answer_is_asked_first() -> None:
+    """So that the device has something to do when it has said which tokens are massive, and whether all is a number."""
+    first, *others = in_turn(STANDARD)
+    assert [first.name, *(one.name for one in others)] == ["readout", "head_statistics", "trajectory", "clusters"]
+    with elsewhere() as device, torch.no_grad():
+        traces = rs.load(copy.deepcopy(cases.network("own_biased")).to(device)).trace([torch.arange(9)] * 2)
+        for question in STANDARD:
+            fresh = replace(traces)
+            fresh.ask_ahead()
+            asked(None, question, fresh, [Piece(at, at, 0, torch.arange(9)) for at in range(2)])  # type: ignore[arg-type]
+            assert ("_fewest" in vars(fresh)) == (question != first), question.name

@@ -34,6 +34,11 @@ class Question:
     def analysis(self) -> Analysis:
         return analysis(self.name)
 
+    @property
+    def of_clouds(self) -> bool:
+        """Whether it has to know which tokens are massive."""
+        return "keep_massive" in self.analysis.settings
+
 
 @dataclass(frozen=True, eq=False)
 class Asked:
@@ -63,6 +68,16 @@ def check(question: Question) -> None:
             raise RheoscopeError(
                 f"{one.name} has no setting {name!r} for many texts; it has {', '.join(known) or 'none'}"
             )
+
+
+def in_turn(questions: Sequence[Question]) -> list[Question]:
+    """Those first that wait for nothing. The others wait until the device has said which tokens are massive, and then it is busy with
+    the first.
+
+    >>> [one.name for one in in_turn([Question("trajectory", {}), Question("readout", {})])]
+    ['readout', 'trajectory']
+    """
+    return sorted(questions, key=lambda one: one.of_clouds)
 
 
 def asked(model: Running, question: Question, traces: Traces, pieces: Sequence[Piece], tokens: bool = False) -> Asked:

@@ -12,7 +12,7 @@ import torch
 
 from rheoscope.corpus.job import Job
 from rheoscope.corpus.pieces import Piece, Reject, batches, cut
-from rheoscope.corpus.questions import Asked, Question, asked, joined, on_host
+from rheoscope.corpus.questions import Asked, Question, asked, in_turn, joined, on_host
 from rheoscope.corpus.room import Room
 from rheoscope.corpus.rows import tables
 from rheoscope.corpus.shards import part
@@ -86,8 +86,10 @@ class Worker:
             if traces is None:
                 continue
             some, seen = traces
+            if any(question.of_clouds for question in self.job.questions):
+                seen.ask_ahead()
             words |= {piece.text: "".join(tokens) for piece, tokens in zip(some, seen.tokens, strict=True)}
-            for question in self.job.questions:
+            for question in in_turn(self.job.questions):
                 answer = asked(self.model, question, seen, some, self.job.tokens)
                 found[question.name].append(answer)
                 rejects += [

@@ -1,4 +1,7 @@
-"""Tensors of the CPU on their way to a device, for which nobody waits."""
+"""Numbers on their way to a device and back, for which nobody waits longer than they take."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,3 +19,26 @@ def sent(x: Tensor, device: torch.device | None) -> Tensor:
     if device is None or device.type != "cuda" or x.device.type != "cpu":
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
+
+
+def heard(x: Tensor) -> Callable[[], Any]:
+    """The numbers of a tensor, asked for now and told when they are called for.
+
+    A plain `x.tolist()` waits until a GPU has done all that it was asked before. This waits for the tensor alone: what was asked after it
+    goes on meanwhile.
+
+    >>> tell = heard(torch.arange(3))
+    >>> tell()
+    [0, 1, 2]
+    """
+    done, told = None, x
+    if x.is_cuda:
+        told = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+        done = torch.cuda.current_stream(x.device).record_event()
+
+    def tell() -> Any:
+        if done is not None:
+            done.synchronize()
+        return told.tolist()
+
+    return tell

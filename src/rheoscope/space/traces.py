@@ -1,6 +1,6 @@
 """Many texts as one value: every text a Trace, all of them in one padded tensor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
@@ -13,6 +13,7 @@ from rheoscope.attention.mask import Mask, Padding
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
 from rheoscope.space.outputs import carried_of
+from rheoscope.space.sent import heard
 from rheoscope.space.share import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
@@ -125,11 +126,19 @@ class Traces(Sequence[Trace]):
     def _ordinary(self) -> Bool[Tensor, "b n"]:
         return self.real & ~self.massive()
 
+    def ask_ahead(self) -> None:
+        """Have the device say how many tokens count, without waiting: whoever asks later waits for that alone."""
+        _ = self._said
+
+    @cached_property
+    def _said(self) -> Callable[[], list[int]]:
+        numbers = self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()
+        return heard(torch.stack([self._ordinary.sum(-1).amin(), numbers]))
+
     @cached_property
     def _fewest(self) -> dict[bool, tuple[int, bool]]:
         """Of all texts, the fewest tokens (massive ones kept, or not), and whether none is left out: the device is asked once."""
-        numbers = self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()
-        fewest, fine = torch.stack([self._ordinary.sum(-1).amin(), numbers]).tolist()
+        fewest, fine = self._said()
         if not fine:
             raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
         counts = {False: fewest, True: self.shortest}
