@@ -9,6 +9,7 @@ import torch
 import rheoscope as rs
 from rheoscope.corpus.pieces import Piece
 from rheoscope.corpus.questions import Question, asked, in_turn
+from rheoscope.space.sent import heard, sent
 from tests import cases
 from tests.elsewhere import elsewhere
 from tests.waiting import waited_elsewhere
@@ -42,3 +43,31 @@ def test_what_needs_no_answer_is_asked_first() -> None:
             fresh.ask_ahead()
             asked(None, question, fresh, [Piece(at, at, 0, torch.arange(9)) for at in range(2)])  # type: ignore[arg-type]
             assert ("_fewest" in vars(fresh)) == (question != first), question.name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gpu_is_not_waited_for(dtype: torch.dtype) -> None:
+    """By torch's own account; it goes through kernels that the pretended device does not have."""
+    model = rs.load(copy.deepcopy(cases.network("own_biased", dtype)).cuda())
+    pieces = [Piece(at, at, 0, torch.arange(12) % 7) for at in range(3)]
+    with torch.no_grad():
+        for debug in ("default", "error"):  # the first one compiles, and finds out what is the same of all batches
+            torch.cuda.set_sync_debug_mode(debug)
+            try:
+                traces = model.trace([piece.ids for piece in pieces])
+                traces.ask_ahead()
+                found = [asked(model, question, traces, pieces) for question in in_turn(STANDARD)]
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    assert all(one.texts == [0, 1, 2] for one in found)
+
+
+@pytest.mark.gpu
+def test_numbers_arrive_at_a_gpu_and_come_back() -> None:
+    x = torch.arange(1 << 20)
+    there = sent(x, torch.device("cuda"))
+    tell = heard((2 * there)[-3:])
+    x.zero_()  # what was sent is its own
+    assert tell() == [2 * one for one in range((1 << 20) - 3, 1 << 20)]
+    assert int(there.sum()) == sum(range(1 << 20))
