@@ -125,8 +125,8 @@ def curves(races: dict[str, Any]) -> Any:
     deep = -(-len(races) // wide)
     figure, colours = new_figure(0.6 + 3.4 * wide, 4.6 * deep), hues(races)
     every = figure.subplots(2 * deep, wide, squeeze=False, height_ratios=(1, 2) * deep)
-    for nothing in every.flat[len(races) :]:
-        nothing.set_visible(False)
+    for axes in every.flat:
+        axes.set_visible(False)
     for number, (name, found) in enumerate(races.items()):
         millions, loss = found.tokens.values / 1e6, found.loss.values
         row, column = divmod(number, wide)

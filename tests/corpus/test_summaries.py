@@ -17,6 +17,7 @@ from rheoscope.corpus.cells import Cells, cells_of
 from rheoscope.corpus.documents import Documents
 from rheoscope.corpus.histogram import Histogram
 from rheoscope.corpus.pieces import PIECES
+from rheoscope.corpus.questions import Asked, joined, with_answer
 from rheoscope.corpus.summaries import BINS, Numbers, Summary, columns, edges, from_columns, merged, quantiles, summary
 from rheoscope.space.analysis import Field
 from tests.elsewhere import AWAY, elsewhere
@@ -127,6 +128,26 @@ def test_tables_and_sorted_counts_join_to_those_of_the_whole(x: np.ndarray, dens
     together = Histogram.joined(parts).counted()
     whole = Histogram.of(torch.from_numpy(x), torch.from_numpy(there)).counted()
     assert [one.tolist() for one in together] == [one.tolist() for one in whole]
+
+
+@given(arrays(np.float32, (5, 2, 4), elements=VALUES), st.sampled_from([1, 5000, 20_000, 10**9]))
+@settings(max_examples=20)
+def test_a_shard_of_many_batches_holds_one_table(x: np.ndarray, dense: int) -> None:
+    """However many numbers make a table: all at once, some batches together, or never."""
+    answers = [Asked([at], {"x": cells_of(torch.from_numpy(row[None]), TOKENS)}, {}) for at, row in enumerate(x)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rheoscope.corpus.histogram.DENSE", dense)
+        parts: list[Asked] = []
+        for answer in answers:
+            parts = with_answer(parts, answer)
+        assert all(one.fields["x"].histogram.size == 0 for one in parts[1:])  # type: ignore[union-attr]
+        found, wanted = (joined(some).fields["x"].on_host() for some in (parts, answers))
+    held = parts[0].fields["x"].histogram
+    assert held is not None
+    assert (held.table is None) == (dense * x.size < 2 * BINS)
+    assert held.table is None or held.unsorted is None
+    assert [one.tolist() for one in found.histogram.counted()] == [one.tolist() for one in wanted.histogram.counted()]  # type: ignore[union-attr]
+    assert found.value.tobytes() == wanted.value.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class Cells:
         most, least = (
             None if one is None else (_array(one[0]), _array(one[1])) for one in (self.largest, self.smallest)
         )
-        on_host = None if seen is None else Histogram(None, None, *seen.counted())
+        on_host = None if seen is None else Histogram(seen.size, None, None, *seen.counted())
         return replace(self, value=_array(self.value), largest=most, smallest=least, histogram=on_host)
 
     def numbers(self, texts: np.ndarray) -> Numbers | None:

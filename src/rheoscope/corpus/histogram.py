@@ -4,7 +4,7 @@ The bins are the numbers that bfloat16 can tell apart: the upper 16 bits of a fl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ DENSE = 16
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts of bins (cell · 65536 + bin): some as a `table` of all of them on a device, some as the bin of every number there (−1: there
-    is none), to be sorted when somebody asks, and some one by one on the host."""
+    """Counts of bins (cell · 65536 + bin), of which there are `size`: some as a `table` of all of them on a device, some as the bin of
+    every number there (−1: there is none), to be sorted when somebody asks, and some one by one on the host."""
 
-    table: Int[Tensor, " all"] | None = None
+    size: int = 0
+    table: Int[Tensor, " size"] | None = None
     unsorted: Int[Tensor, " number"] | None = None
     bins: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -38,21 +39,28 @@ class Histogram:
         upper = (x.contiguous().view(torch.int32) >> 16) + BINS // 2
         cells = x[:1, ..., 0].numel()
         key = torch.arange(cells, device=x.device).reshape(*x.shape[1:-1], 1) * BINS + upper
-        if x.numel() * DENSE < cells * BINS:
-            return Histogram(unsorted=torch.where(there, key, -1).flatten())
-        table = torch.zeros(cells * BINS, dtype=torch.int32, device=x.device)
-        return Histogram(table.scatter_add_(0, torch.where(there, key, 0).flatten(), there.flatten().int()))
+        return Histogram(cells * BINS, unsorted=torch.where(there, key, -1).flatten())._settled()
 
     @staticmethod
     def joined(parts: "Sequence[Histogram]") -> "Histogram":
-        """The counts of all of them."""
+        """The counts of all of them, in no more memory than one table and as many numbers as are worth none."""
         tables = [part.table for part in parts if part.table is not None]
         apart = [part.unsorted for part in parts if part.unsorted is not None]
         return Histogram(
+            max(part.size for part in parts),
             torch.stack(tables).sum(0, dtype=torch.int32) if tables else None,
             torch.cat(apart) if apart else None,
             *(np.concatenate([getattr(part, name) for part in parts]) for name in ("bins", "counts")),
-        )
+        )._settled()
+
+    def _settled(self) -> "Histogram":
+        """Numbers counted in the table where they are many, or where there is one."""
+        apart, table = self.unsorted, self.table
+        if apart is None or (table is None and len(apart) * DENSE < self.size):
+            return self
+        if table is None:
+            table = torch.zeros(self.size, dtype=torch.int32, device=apart.device)
+        return replace(self, table=table.scatter_add(0, apart.clamp(min=0), (apart >= 0).int()), unsorted=None)
 
     def counted(self) -> tuple[np.ndarray, np.ndarray]:
         """Every bin that has something once, rising, and how much: here the device is waited for."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rheoscope.catalogue import analysis
 from rheoscope.corpus.cells import OF_A_TEXT, Cells, cells_of
+from rheoscope.corpus.histogram import Histogram
 from rheoscope.corpus.pieces import Piece
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
@@ -71,8 +72,8 @@ def check(question: Question) -> None:
 
 
 def in_turn(questions: Sequence[Question]) -> list[Question]:
-    """Those first that wait for nothing. The others wait until the device has said which tokens are massive, and then it is busy with
-    the first.
+    """In the order that keeps a GPU busy: those first that need not know which tokens are massive. The others wait until it has said so,
+    and then it has the first to do.
 
     >>> [one.name for one in in_turn([Question("trajectory", {}), Question("readout", {})])]
     ['readout', 'trajectory']
@@ -92,6 +93,19 @@ def asked(model: Running, question: Question, traces: Traces, pieces: Sequence[P
     alone = [asked(model, question, traces[at : at + 1], pieces[at : at + 1], tokens) for at in range(len(pieces))]
     refused = {at: one.refused[0] for at, one in enumerate(alone) if one.refused}
     return joined([one for one in alone if not one.refused], refused)
+
+
+def with_answer(parts: Sequence[Asked], answer: Asked) -> list[Asked]:
+    """An answer below those before it. Histograms are counted into those of the first: a shard of many batches holds one of each."""
+    if not parts:
+        return [answer]
+    first, last = dict(parts[0].fields), dict(answer.fields)
+    for name, cells in answer.fields.items():
+        held = first[name].histogram if name in first else None
+        if held is not None and cells.histogram is not None:
+            first[name] = replace(first[name], histogram=Histogram.joined([held, cells.histogram]))
+            last[name] = replace(cells, histogram=Histogram())
+    return [replace(parts[0], fields=first), *parts[1:], replace(answer, fields=last)]
 
 
 def joined(parts: Sequence[Asked], refused: dict[int, str] | None = None) -> Asked:

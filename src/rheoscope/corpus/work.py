@@ -12,7 +12,7 @@ import torch
 
 from rheoscope.corpus.job import Job
 from rheoscope.corpus.pieces import Piece, Reject, batches, cut
-from rheoscope.corpus.questions import Asked, Question, asked, in_turn, joined, on_host
+from rheoscope.corpus.questions import Asked, Question, asked, in_turn, joined, on_host, with_answer
 from rheoscope.corpus.room import Room
 from rheoscope.corpus.rows import tables
 from rheoscope.corpus.shards import part
@@ -91,12 +91,12 @@ class Worker:
             words |= {piece.text: "".join(tokens) for piece, tokens in zip(some, seen.tokens, strict=True)}
             for question in in_turn(self.job.questions):
                 answer = asked(self.model, question, seen, some, self.job.tokens)
-                found[question.name].append(answer)
+                if answer.texts:
+                    found[question.name] = with_answer(found[question.name], answer)
                 rejects += [
                     Reject(some[at].row, why, some[at].first, question.name) for at, why in answer.refused.items()
                 ]
-        kept = {name: [one for one in parts if one.texts] for name, parts in found.items()}
-        return {name: joined(parts) for name, parts in kept.items() if parts}, words
+        return {name: joined(parts) for name, parts in found.items() if parts}, words
 
     def _traced(self, batch: list[Piece], rejects: list[Reject]) -> tuple[list[Piece], Any] | None:
         """The points of a batch; texts that the model refuses are left out, each by itself."""

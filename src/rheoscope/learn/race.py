@@ -37,6 +37,7 @@ from rheoscope.models.state import Say
 from rheoscope.models.task import Batch, Task
 from rheoscope.models.train import Place, placed
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.sent import sent
 
 Tell = Callable[[int, int, str], object]
 """Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
@@ -356,9 +357,7 @@ class Running:
 
     def _work(self, pack: Pack, learner: Learner, step: int) -> Work:
         (x, y), tokens = pack.batch(self.task, learner.seeds, step)
-        x, y, tokens = (part.pin_memory() if self.device.type == "cuda" else part for part in (x, y, tokens))
-        x, y, tokens = (part.to(self.device, non_blocking=True) for part in (x, y, tokens))
-        return (x, y), tokens
+        return (sent(x, self.device), sent(y, self.device)), sent(tokens, self.device)
 
     def _held_out(self) -> Iterator[Batch]:
         """The first held-out tokens, as many as are asked for, the same for all."""

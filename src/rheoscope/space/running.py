@@ -321,9 +321,8 @@ def traced(
 ) -> Traces:
     """What one forward pass saw of a batch of texts."""
     ids, _ = padded(batch)
-    lengths = sent(
-        torch.tensor([len(one) for one in batch]), points.device
-    )  # else the whole forward pass is waited for
+    # sent: else the whole forward pass would be waited for
+    lengths = sent(torch.tensor([len(one) for one in batch]), points.device)
     where = tuple(len(description.layers[0]) * layer for layer in range(view.layers))
     return Traces(
         view=view,
