@@ -46,6 +46,7 @@ def test_what_needs_no_answer_is_asked_first() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch says once that it does not see all
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_gpu_is_not_waited_for(dtype: torch.dtype) -> None:
     """By torch's own account; it goes through kernels that the pretended device does not have."""

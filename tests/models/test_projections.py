@@ -301,6 +301,19 @@ def test_gates_start_half_open_and_may_close() -> None:
     assert trace.displacement(0, 1).any()
 
 
+@pytest.mark.parametrize("heads", [2, 3, 8])
+def test_rows_with_a_gate_begin_where_a_gpu_reads_them(heads: int) -> None:
+    """Sixteen bytes of half precision are eight numbers; what is read is what the weights say."""
+    attention = network("gated", heads=heads, width=8 * heads, head_width=8, bias=True).stack.blocks[0].attention
+    u = torch.randn(2, 5, 8 * heads, dtype=F64)
+    q, k, v = attention.project(u)
+    assert not any(one % 8 for x in (q, k, v) for one in (*x.stride()[:-1], x.storage_offset()))
+    *read, opened = attention.read(u).split([8 * heads] * 3 + [heads], dim=-1)
+    for found, rows in zip((q, k, v), read, strict=True):
+        torch.testing.assert_close(found.transpose(1, 2).flatten(2), rows)
+    torch.testing.assert_close(attention.gate(u)[..., 0], opened.sigmoid().mT)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from rheoscope.attention.mask import Mask, NoMask, Others
 from rheoscope.attention.position import Turn
@@ -90,8 +91,8 @@ class Projection(nn.Module):
 
     def split(self, rows: Row, u: Cloud) -> Projected:
         """q, k and v, linear in tokens and before positions."""
-        q, k, v = rows.split(sizes(self.layout), dim=-1)
-        return tuple(apart(part, width) for part, (_, width) in zip((q, k, v), self.layout.values(), strict=True))  # type: ignore[return-value]
+        q, k, v = rows.split(sizes(self.whole), dim=-1)
+        return tuple(apart(part, width) for part, (_, width) in zip((q, k, v), self.whole.values(), strict=True))  # type: ignore[return-value]
 
     def placed(self, q: Asking, k: Answering, turn: Turn | None) -> tuple[Asking, Answering]:
         """q and k at their positions."""
@@ -325,16 +326,26 @@ class Gated(Untied):
 
     names = ("q", "k", "v", "gate")
 
+    def rows(self, read: nn.Module, u: Cloud) -> Row:
+        """With zeros behind the gates, so that every row begins where a GPU's kernels can read it; others would be copied there."""
+        with_bias: Any = read
+        W, b, spare = with_bias.weight, with_bias.bias, -sum(sizes(self.layout)) % ALIGNED
+        if not spare:
+            return read(u)
+        return linear(u, pad(W, (0, 0, 0, spare)), None if b is None else pad(b, (0, spare)))
+
     def split(self, rows: Row, u: Cloud) -> Projected:
-        q, k, v, _ = rows.split(sizes(self.layout), dim=-1)
-        return apart(q, self.width), apart(k, self.width), apart(v, self.layout["v"][1])
+        return super().split(rows[..., : sum(sizes(self.whole))], u)
 
     def heads(self, rows: Row, u: Cloud, turn: Turn | None = None) -> Projected:
-        return super().heads(rows if turn is None else rows[..., : -self.heads_count], u, turn)
+        return super().heads(rows[..., : sum(sizes(self.whole))], u, turn)
 
     def gate(self, rows: Row) -> Float[Tensor, "b h n 1"]:
-        return rows[..., -self.heads_count :].sigmoid().mT[..., None]
+        return rows[..., sum(sizes(self.whole)) :][..., : self.heads_count].sigmoid().mT[..., None]
 
+
+ALIGNED = 8
+"""Numbers of half precision in the 16 bytes that a GPU fetches at once."""
 
 SKEW_ONE_IN = 4
 """One pair of coordinates in so many is skew."""

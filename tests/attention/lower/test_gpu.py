@@ -124,6 +124,16 @@ def test_grouped_heads_and_a_cache(name: str, m: int, n: int) -> None:
     agree(mechanism(name, torch.bfloat16).under("causal"), tokens(m, n, torch.bfloat16, heads=2))
 
 
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("n", [17, 192])
+@pytest.mark.parametrize("name", ["scaled_dot", "cosine", "soft-cap", "sigmoid"])
+def test_rows_that_begin_anywhere(name: str, n: int, dtype: torch.dtype) -> None:
+    """As those read together with the gates of three heads; torch's own kernels read them wrongly, or not at all."""
+    gated = [random(at, 2, n, HEADS * WIDTH + 3).to("cuda", dtype)[..., :-3] for at in range(3)]
+    q, k, v = (x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for x in gated)
+    agree(mechanism(name, dtype).under("causal"), (q, k, v))
+
+
 @pytest.mark.parametrize("name", ["scaled_dot", "bilinear", "cosine", "metric", "mahalanobis", "softmax_sink", "alibi"])
 def test_folds_are_as_exact_as_the_kernel_is(name: str) -> None:
     """Half precision costs a fold at most 1.5 times (a cosine, whose rows are both rounded, twice) what it costs SDPA."""

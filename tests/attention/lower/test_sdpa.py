@@ -14,6 +14,7 @@ from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.position import ALiBi, Bias, Buckets, Rotary, alibi_slopes
 from rheoscope.attention.score import Distance, Gram, SoftCap
 from tests.attention.cases import by_reference, coins, gap, gradients, inputs, made, random
+from tests.elsewhere import elsewhere
 
 
 def floats(m: int = 5, n: int = 5, **sizes: int) -> tuple[torch.Tensor, ...]:
@@ -112,6 +113,24 @@ def test_a_table_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(Mechanism(mask=Causal())) == ""
     assert refusal(Mechanism(mask=Causal()), m=1) == ""
     assert "table of 4 x 5" in refusal(Mechanism(mask=Causal()), m=4)
+
+
+def test_a_gpu_is_given_rows_that_begin_where_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch gives its kernels rows of any length, and in half precision one of them reads others than it was given (torch 2.11)."""
+    seen = list[torch.Tensor]()
+
+    def kernel(*qkv: torch.Tensor, **_: object) -> torch.Tensor:
+        seen.extend(qkv)
+        return qkv[2]
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", kernel)
+    with elsewhere() as device:
+        rows = torch.zeros(3, 2, 5, 16 * 4 + 3, dtype=torch.bfloat16).to(device)[..., :-3]
+        q, k, v = rows.unflatten(-1, (4, 16)).transpose(2, 3)
+        assert v.stride(-2) % 8
+        sdpa.run(Mechanism(mask=Causal()), q, k, v)
+    assert len(seen) == 3
+    assert not any(one % 8 for x in seen for one in (*x.stride()[:-1], x.storage_offset()))
 
 
 @pytest.mark.parametrize("sink", [0.0, 1.5, random(1, 4).float()], ids=["zero", "number", "a head"])

@@ -125,26 +125,11 @@ def kernel(
 ) -> tuple[Tensor, ...]:
     """Outputs, log-sum-exp (b, h, m, 1) where it is wanted or a gradient will want it, and what `backward` asks for."""
     lse = lse or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
-    q, k, v = (aligned(x) for x in (q, k, v))
+    q, k, v = (sdpa.aligned(x) for x in (q, k, v))
     found: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_cudnn_attention(
         q, k, v, None, lse, dropped, causal, scale=scale
     )
     return found[:8]
-
-
-ALIGNED = 8
-"""Numbers of half precision in the 16 bytes that a GPU fetches at once."""
-
-
-def aligned(x: Tensor) -> Tensor:
-    """Rows that begin where the kernel expects them; others are copied, such as those read together with a gate of three heads.
-
-    >>> x = torch.zeros(2, 1, 4, 19)[..., :16]
-    >>> aligned(x).stride(), aligned(x[..., :8]).stride()
-    ((64, 64, 16, 1), (32, 32, 8, 1))
-    """
-    apart = x.stride()[:-1]
-    return x if x.stride(-1) == 1 and not any(one % ALIGNED for one in (*apart, x.storage_offset())) else x.contiguous()
 
 
 def backward(
@@ -152,7 +137,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v for weights exp(scale q.k - lse), from what `kernel` gave; it trusts `out` and `lse`."""
     out, lse, cum_q, cum_k, max_q, max_k, seed, offset = found
-    g, q, k, v = (aligned(x) for x in (g, q, k, v))
+    g, q, k, v = (sdpa.aligned(x) for x in (g, q, k, v))
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         g, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, causal, scale=scale
     )
