@@ -88,6 +88,8 @@ def models_in(model: nn.Module) -> int:
 
 PENALTIES: dict[str, Callable[[nn.Module, Ids], Each]] = {"asymmetry": asymmetry, "residual": residual}
 """Each penalty by name."""
+RUN_AGAIN = frozenset({"residual"})
+"""Penalties that take the texts through all layers once more; others are of weights, and cost next to nothing."""
 
 
 def penalty(told: Mapping[str, float], model: nn.Module, ids: Ids) -> Each:
