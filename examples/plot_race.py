@@ -40,8 +40,8 @@ BESIDE = 3
 """Races side by side."""
 SHOWN = 7
 """Curves that one panel can hold: the ends and the middle of the field."""
-AT_THE_END = ("symmetry", "positive_share", "itself")
-"""Of M: is it its transpose, is it a distance's, and do tokens look at themselves?"""
+AT_THE_END = {"asymmetry": ("symmetry", "positive_share", "itself"), "residual": ("residual",)}
+"""What became of what a dial turns: is M its transpose, is it a distance's, do tokens look at themselves; how far do layers move them?"""
 GEOMETRY = ("symmetry", "positive_share", "agreement", "effective_rank", "toward_next", "induction")
 
 
@@ -179,7 +179,7 @@ def dials(found: Any) -> dict[str, list[tuple[float, str]]]:
 
 
 def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -> Any:
-    """Final loss, tokens to a loss that all reach, and what became of M, against λ; 0 at the left, tied at the right."""
+    """Final loss, tokens to a loss that all reach, and what became of what it turns, against λ; 0 at the left, tied at the right."""
     soon, seen = result(file, reached_by_all(found)), looks(file)
     strengths, names = np.array([x for x, _ in along]), [name for _, name in along]
     limit = ["tied"] * (penalty == "asymmetry" and "tied" in found.entrant.values)
@@ -201,7 +201,7 @@ def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -
             ends[inner:], y[inner:], [y[inner:] - below[inner:], above[inner:] - y[inner:]], fmt="s", color=ACCENT, ms=5
         )
         axes.set_ylabel(label)
-    for quantity, colour in zip(AT_THE_END, (BLUE, GREEN, ACCENT), strict=True) if looked else ():
+    for quantity, colour in zip(AT_THE_END[penalty], (BLUE, GREEN, ACCENT), strict=False) if looked else ():
         heights = [seen[name][-1]["values"][quantity] for name in (BASELINE, *names, *limit)]
         every[2].plot(ends, heights, "o-", color=colour, ms=4.5, lw=1.5, label=quantity.replace("_", " "))
         every[2].legend(frameon=False, fontsize=7.5)
@@ -213,7 +213,7 @@ def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -
     said = (
         "final loss",
         f"tokens to a loss of {soon.attrs['target']:.3f}, which all reach",
-        "the heads of the first seed at the end",
+        "the first seed at the end",
     )
     for axes, words in zip(every, said, strict=False):
         axes.set_title(words, loc="left", fontsize=9)
@@ -292,7 +292,9 @@ def main() -> None:
             drawn["race-curves"] = curves(plain)
         for name, one in found.items():
             for penalty, along in dials(one).items():
-                drawn[f"race-{name}-{penalty}"] = dial(files[name], one, penalty, along)
+                drawn[f"race-{name}" if name == penalty else f"race-{name}-{penalty}"] = dial(
+                    files[name], one, penalty, along
+                )
             if name in plain:
                 drawn[f"race-{name}-target"] = targets(files[name], one)
             if name in plain and looks(files[name]):
