@@ -15,11 +15,12 @@ from tests.elsewhere import elsewhere
 from tests.waiting import waited_elsewhere
 
 STANDARD = [Question(name, {}) for name in ("trajectory", "readout", "head_statistics", "clusters")]
+AGREEMENT = Question("agreement", {"draws": 0, "queries": 8, "least": 4})
 
 
 @pytest.mark.parametrize("lengths", [[12, 12, 12], [12, 9, 12]], ids=["as long", "padded"])
 @pytest.mark.parametrize("name", ["gpt2", "own_biased"])
-def test_nobody_waits_for_the_standard_set(name: str, lengths: list[int]) -> None:
+def test_nobody_waits_for_the_standard_set_and_agreement(name: str, lengths: list[int]) -> None:
     """But Hugging Face, which looks at the texts before it begins."""
     with elsewhere() as device, torch.no_grad():
         model = rs.load(copy.deepcopy(cases.network(name)).to(device))
@@ -27,7 +28,7 @@ def test_nobody_waits_for_the_standard_set(name: str, lengths: list[int]) -> Non
         for _ in range(2):  # the first one finds out what is the same of all batches
             with waited_elsewhere() as waited:
                 traces = model.trace([piece.ids for piece in pieces])
-                for question in STANDARD:
+                for question in [*STANDARD, AGREEMENT]:
                     assert asked(model, question, traces, pieces).texts == [0, 1, 2]
     assert [one for one in waited if not one.startswith(("masking_utils.py", "modeling_utils.py"))] == []
 
@@ -58,7 +59,7 @@ def test_a_gpu_is_not_waited_for(dtype: torch.dtype) -> None:
             try:
                 traces = model.trace([piece.ids for piece in pieces])
                 traces.ask_ahead()
-                found = [asked(model, question, traces, pieces) for question in in_turn(STANDARD)]
+                found = [asked(model, question, traces, pieces) for question in in_turn([*STANDARD, AGREEMENT])]
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     assert all(one.texts == [0, 1, 2] for one in found)
@@ -70,5 +71,5 @@ def test_numbers_arrive_at_a_gpu_and_come_back() -> None:
     there = sent(x, torch.device("cuda"))
     tell = heard((2 * there)[-3:])
     x.zero_()  # what was sent is its own
-    assert tell() == [2 * one for one in range((1 << 20) - 3, 1 << 20)]
+    assert tell().tolist() == [2 * one for one in range((1 << 20) - 3, 1 << 20)]
     assert int(there.sum()) == sum(range(1 << 20))

@@ -264,6 +264,32 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
         rs.agreement(holed, draws=0)
 
 
+@pytest.mark.parametrize("family", ["llama", "bert", "gemma3"])
+@pytest.mark.parametrize("queries", [None, 8])
+def test_what_is_known_without_asking_the_device_is_what_it_says(
+    family: str, queries: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that surely has a query with enough keys has one; what is refused is refused either way."""
+    model, sure, told = double(family), module.surely_enough, set()
+    for n in range(5, 14):
+        traces = model.trace([text(n=n), text(n=13)])
+        with monkeypatch.context() as asking:
+            asking.setattr(module, "surely_enough", lambda *_: False)
+            found = refused_or(traces, queries)
+        with monkeypatch.context() as watching:
+            watching.setattr(module, "surely_enough", lambda *given: told.add(sure(*given)) or sure(*given))
+            assert refused_or(traces, queries) == found
+    assert told == {True, False}
+
+
+def refused_or(traces: Any, queries: int | None) -> str:
+    try:
+        module.many(traces, draws=0, least=6, queries=queries, keep_massive=True)
+    except rs.RheoscopeError as error:
+        return str(error)
+    return ""
+
+
 def test_some_queries_stand_for_all_and_say_how_well() -> None:
     """Drawn again and again they scatter around all of them about as far as they say; all of them have no error."""
     trace = on(bare(heads=2), random(0, 120, 16))

@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_in_cache
-from rheoscope.covers.queries import Block, Turned, by_query, directions, drawn_queries, sides
+from rheoscope.covers.queries import Block, Drawn, Turned, by_query, directions, drawn_queries, sides
 from rheoscope.covers.reading import ReadMany, check_control, layers_of_many, named, provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import pooled_p, q_values, rotations, z_scores
+from rheoscope.space.sent import sent
 from rheoscope.space.share import exact
 from rheoscope.space.texts import centred
 from rheoscope.space.trace import Trace
@@ -125,16 +126,16 @@ def turns(width: int, draws: int, seed: int, device: torch.device) -> Iterator[T
     """Random rotations of E for queries and for keys, a few draws at a time; the same ones serve every layer."""
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, draws, DRAWS_AT_ONCE):
-        Q = rotations(2 * min(DRAWS_AT_ONCE, draws - start), width, generator).to(device)
+        Q = sent(rotations(2 * min(DRAWS_AT_ONCE, draws - start), width, generator), device)
         yield Q[0::2], Q[1::2]
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """All means of all heads (of `c` turns of the clouds), the error of the first of them, and how many queries they are over."""
+    """All means of all heads (of `c` turns of the clouds), the error of the first where queries are left out, and how many there are."""
 
     means: Float[Tensor, "c b layer h 5"]
-    error: Float[Tensor, "c b layer h"]
+    error: Float[Tensor, "c b layer h"] | None
     queries: Float[Tensor, "b layer"]
 
 
@@ -146,17 +147,23 @@ def _table(
     at_once = numbers_in_cache(kept.device) // (
         kept.numel() * traces.view.heads * (1 if turned is None else len(turned[0]))
     )
-    some = drawn_queries(kept, queries, seed, max(1, at_once))
-    found = [kernel(read, turned, start, least, *some) for read in layers_of_many(traces, kept)]
+    drawn = drawn_queries(traces.ordinary_here(keep_massive), queries, seed, max(1, at_once), kept.device)
+    found = [kernel(read, turned, start, least, drawn.blocks, drawn.left_out) for read in layers_of_many(traces, kept)]
     means, errors, counts = (
         torch.stack(each, at) for each, at in zip(zip(*found, strict=True), (2, 2, 1), strict=True)
     )
-    if not bool(counts.any(-1).all()):
+    if not (surely_enough(traces, drawn, least) or bool(counts.any(-1).all())):
         raise RheoscopeError(
             f"agreement needs a query with at least {least} other keys that are not massive, and none of the "
             f"{int(kept.sum(-1).min())} tokens has; type a longer text"
         )
-    return Table(means, errors, counts)
+    return Table(means, errors if drawn.some else None, counts)
+
+
+def surely_enough(traces: Traces, drawn: Drawn, least: int) -> bool:
+    """Whether a query of every text is known to have enough keys before a device is asked, which would have to be waited for."""
+    masks = (traces.view.heads_of(layer).mechanism.mask for layer in range(traces.view.layers))
+    return drawn.before >= least and any(mask.is_causal or mask.forbids_nothing for mask in masks)
 
 
 def kernel(
@@ -187,7 +194,7 @@ def kernel(
 def _values(own: Table, null: list[Float[Tensor, "_ b layer h"]]) -> dict[str, Tensor]:
     table = own.means[0]
     values = dict(zip(MEANS, table.unbind(-1), strict=True)) | {"queries": own.queries}
-    values |= {"agreement_error": own.error[0]} if bool((own.error > 0).any()) else {}
+    values |= {} if own.error is None else {"agreement_error": own.error[0]}
     values["mean_agreement"] = table[..., 0].flatten(1).nanmean(-1)
     if null:
         drawn = torch.cat(null)

@@ -34,26 +34,40 @@ class Block:
     last: int
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """The queries that are looked at: in blocks, with the share of each text's tokens that is left out; and whether any is at all.
+
+    `before` is how many tokens that count lie before the last query of a text, the fewest of all texts: known before a device is asked.
+    """
+
+    blocks: list[Block]
+    left_out: Float[Tensor, " b"]
+    some: bool
+    before: int
+
+
 def drawn_queries(
-    kept: Bool[Tensor, "b n"], most: int | None, seed: int, at_once: int
-) -> tuple[list[Block], Float[Tensor, " b"]]:
-    """The queries that are looked at, in blocks of `at_once` a text, and which share of each text's tokens is left out.
+    kept: Bool[Tensor, "b n"], most: int | None, seed: int, at_once: int, device: torch.device | None = None
+) -> Drawn:
+    """The queries that are looked at, on a device, in blocks of `at_once` a text; `kept`, which tokens count, is on the CPU.
 
     All tokens that count or, of more than `most`, so many, drawn from the seed for each text as if it were alone.
 
-    >>> blocks, left_out = drawn_queries(torch.tensor([[True, False, True], [True, True, True]]), 2, seed=0, at_once=8)
-    >>> blocks[0].at.shape, left_out.tolist()
-    (torch.Size([2, 2]), [0.0, 0.3333333432674408])
+    >>> drawn = drawn_queries(torch.tensor([[True, False, True], [True, True, True]]), 2, seed=0, at_once=8)
+    >>> drawn.blocks[0].at.shape, drawn.left_out.tolist(), drawn.some
+    (torch.Size([2, 2]), [0.0, 0.3333333432674408], True)
     """
-    places = [row.nonzero()[:, 0] for row in kept.cpu()]
-    some = [at[drawn_rows(len(at), most, seed)] for at in places]
+    places = [row.nonzero()[:, 0] for row in kept]
+    picked = [drawn_rows(len(at), most, seed) for at in places]
+    some = [at[which] for at, which in zip(places, picked, strict=True)]
     size = max(map(len, some))
     at = torch.stack([torch.nn.functional.pad(one, (0, size - len(one))) for one in some])
     there = torch.stack([torch.arange(size) < len(one) for one in some])
     parts = zip(at.split(at_once, 1), there.split(at_once, 1), strict=True)
     left_out = torch.tensor([1 - len(one) / len(whole) for one, whole in zip(some, places, strict=True)])
-    blocks = [Block(sent(one, kept.device), sent(seen, kept.device), int(one.max())) for one, seen in parts]
-    return blocks, sent(left_out, kept.device)
+    blocks = [Block(sent(one, device), sent(seen, device), int(one.max())) for one, seen in parts]
+    return Drawn(blocks, sent(left_out, device), bool(left_out.any()), before=min(int(one[-1]) for one in picked))
 
 
 def sides(read: ReadMany, turned: Turned | None) -> tuple[Sides, Sides]:

@@ -1,7 +1,6 @@
 """Numbers on their way to a device and back, for which nobody waits longer than they take."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,24 +20,24 @@ def sent(x: Tensor, device: torch.device | None) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True)
 
 
-def heard(x: Tensor) -> Callable[[], Any]:
-    """The numbers of a tensor, asked for now and told when they are called for.
+def heard(x: Tensor) -> Callable[[], Tensor]:
+    """The same tensor on the CPU, asked for now and told when it is called for.
 
-    A plain `x.tolist()` waits until a GPU has done all that it was asked before. This waits for the tensor alone: what was asked after it
+    A plain `x.cpu()` waits until a GPU has done all that it was asked before. This waits for the tensor alone: what was asked after it
     goes on meanwhile.
 
     >>> tell = heard(torch.arange(3))
-    >>> tell()
+    >>> tell().tolist()
     [0, 1, 2]
     """
-    done, told = None, x
+    done, told = None, x if x.is_cuda else x.cpu()
     if x.is_cuda:
         told = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
         done = torch.cuda.current_stream(x.device).record_event()
 
-    def tell() -> Any:
+    def tell() -> Tensor:
         if done is not None:
             done.synchronize()
-        return told.tolist()
+        return told
 
     return tell

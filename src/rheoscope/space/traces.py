@@ -127,18 +127,22 @@ class Traces(Sequence[Trace]):
         return self.real & ~self.massive()
 
     def ask_ahead(self) -> None:
-        """Have the device say how many tokens count, without waiting: whoever asks later waits for that alone."""
-        _ = self._said
+        """Have the device say which tokens count, and how many, without waiting: whoever asks later waits for that alone."""
+        _ = self._said, self._ordinary_said
 
     @cached_property
-    def _said(self) -> Callable[[], list[int]]:
+    def _ordinary_said(self) -> Callable[[], Bool[Tensor, "b n"]]:
+        return heard(self._ordinary)
+
+    @cached_property
+    def _said(self) -> Callable[[], Int[Tensor, "2"]]:
         numbers = self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()
         return heard(torch.stack([self._ordinary.sum(-1).amin(), numbers]))
 
     @cached_property
     def _fewest(self) -> dict[bool, tuple[int, bool]]:
         """Of all texts, the fewest tokens (massive ones kept, or not), and whether none is left out: the device is asked once."""
-        fewest, fine = self._said()
+        fewest, fine = self._said().tolist()
         if not fine:
             raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
         counts = {False: fewest, True: self.shortest}
@@ -153,6 +157,13 @@ class Traces(Sequence[Trace]):
         """Which tokens statistics of clouds are about, text by text, as `Trace.ordinary` says it of one."""
         found = self.counted(keep_massive, least)
         return self.real if found is None else found
+
+    def ordinary_here(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"]:
+        """The same on the CPU, where a device said it ahead: nobody waits for more than that."""
+        found = self.counted(keep_massive, least)
+        if found is None or found is self.real:
+            return torch.arange(self.real.shape[-1]) < torch.tensor([len(one) for one in self.tokens])[:, None]
+        return self._ordinary_said()
 
     def counted(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"] | None:
         """The same, None where every token counts (see `space/texts.py`).
