@@ -98,9 +98,12 @@ def agreement_of(trace: Trace, seen: Read, head: int) -> Float[Tensor, " n"]:
     traces = Traces.of(trace)
     kept = torch.zeros_like(traces.real).index_fill(1, seen.at, True)
     one = read_many(traces, seen.layer, kept)
-    start, blocks = directions(centred(exact(traces.points[:, 0]), kept)), drawn_queries(kept, None, 0, len(trace))[0]
+    start, drawn = (
+        directions(centred(exact(traces.points[:, 0]), kept)),
+        drawn_queries(kept.cpu(), None, 0, len(trace), kept.device),
+    )
     q, k = (side[:, :, [head]] for side in sides(one, None))
-    ((enough, five),) = by_query(one, q, k, start, LEAST_KEYS, blocks)
+    ((enough, five),) = by_query(one, q, k, start, LEAST_KEYS, drawn.blocks)
     return torch.where(enough[0], five[0, 0, 0, :, 0].double(), torch.nan)
 
 
