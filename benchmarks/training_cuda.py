@@ -30,7 +30,7 @@ def ours(recipe: Any) -> Any:
     model = build(recipe.config).cuda().train()
     (adamw,), objective = optimisers(model, recipe), Objective(model, Prose(None), 0.0)
     objective.compile()
-    return stepper(lambda x, y: objective(x, y) / y.numel(), model, adamw), parameter_count(model)
+    return stepper(lambda x, y: objective(x, y)[0] / y.numel(), model, adamw), parameter_count(model)
 
 
 def nanogpt(recipe: Any, file: Path) -> Any:

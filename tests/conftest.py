@@ -54,6 +54,7 @@ UNCHECKED = (
     "tests/learn/test_small_tasks.py::test_a_few_steps_beat_chance",
     "tests/models/test_linked.py::test_a_wrong_description_is_refused",
     "tests/models/test_linked.py::test_logits_are_those_of_the_untouched_module",
+    "tests/models/test_penalty.py::test_what_is_no_penalty_is_refused",
     "tests/models/test_train.py::test_a_killed_run_ends_as_if_it_had_not_been",
     "tests/models/test_train.py::test_it_learns_",
     "tests/report/",
@@ -68,7 +69,7 @@ UNCHECKED = (
     "tests/test_opening.py",
 )
 """Tests of many rooms at once, or of many runs of one. The check of shapes at every call takes half their time and finds
-what the other tests of the room find."""
+what the other tests of the room find. Or tests of what an annotation forbids and a person may type."""
 CHECKED, CASES = 3, defaultdict[str, Iterator[int]](count)
 """Cases of one test in which shapes are checked, and how many each has had in this process."""
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))

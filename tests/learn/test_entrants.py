@@ -1,7 +1,6 @@
 """Who races: every entrant is packed, starts as all do where it has the same parameters, and is matched where it is asked to be."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from rheoscope.learn.entrants import ENTRANTS, entrant, entrants, flops, matched, parameters
 from rheoscope.learn.initial import drawn
 from rheoscope.learn.packed import Packed
-from rheoscope.learn.race import Pack
-from rheoscope.models.penalty import residual
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
-from tests.learn.cases import LENGTH, LETTERS, config, recipe
+from tests.learn.cases import LENGTH, LETTERS, config
 
 
 def given(form: str) -> tuple[torch.Tensor, ...]:
@@ -108,19 +105,6 @@ def test_flops_are_those_that_torch_counts() -> None:
     attention = 4 * LENGTH * LENGTH * 32  # the fused kernel is counted on some devices alone
     counted = counter.get_total_flops()
     assert flops(of) * LENGTH / 3 in (counted, counted + attention)
-
-
-def test_flops_of_a_penalty_that_runs_the_model_again() -> None:
-    of, ids = config(form="encoder", width=32, hidden=40, depth=2), torch.randint(LETTERS, (1, LENGTH))
-    model = build(of)
-    with FlopCounterMode(display=False) as counter:
-        model(ids)
-        residual(model, ids)
-    attention = 4 * LENGTH * LENGTH * 32 * 2 * 2  # of two layers, twice
-    counted = counter.get_total_flops()
-    assert flops(of, LENGTH, ["residual"]) * LENGTH / 3 in (counted, counted + attention)
-    pack = Pack("untied+residual=1", recipe(), (0,))
-    assert replace(pack, recipe=recipe(penalty={"residual": 1.0})).flops > pack.flops
 
 
 def test_an_entrant_that_is_not_known_is_refused() -> None:

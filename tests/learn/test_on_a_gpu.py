@@ -12,7 +12,7 @@ import torch
 
 import rheoscope as rs
 from rheoscope.learn import kept
-from rheoscope.learn.entrants import ENTRANTS, entrant
+from rheoscope.learn.entrants import ENTRANTS, entrant, penalties
 from rheoscope.learn.healing import Healing, heal
 from rheoscope.learn.initial import drawn
 from rheoscope.learn.learner import packed_learner
@@ -70,11 +70,11 @@ def test_compiled_steps_are_those_of_the_plain_modules(optimiser: str) -> None:
         torch.testing.assert_close(one, found[0], rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("name", ENTRANTS)
+@pytest.mark.parametrize("name", [*ENTRANTS, "untied+asymmetry=1+residual=1"])
 def test_every_entrant_has_the_gradient_of_a_cpu(name: str) -> None:
     """In bfloat16, compiled and packed, against float32; an odd number of heads, so that rows begin anywhere."""
     by = wide(heads=3, width=96, head_width=32)
-    by = replace(by, config=entrant(name, by.config))
+    by = replace(by, config=entrant(name, by.config), penalty=penalties(name))
     pack, task, found = Pack(name, by, (0, 1)), Letters(), []
     models = [drawn(by.config, seed) for seed in pack.seeds]
     for key, p in (one for model in models for one in model.named_parameters()):
@@ -86,8 +86,8 @@ def test_every_entrant_has_the_gradient_of_a_cpu(name: str) -> None:
             if device == "cuda":
                 learner.compile(blocks=True)
             with autocast(torch.device(device)):
-                losses = learner.objective(x.to(device), y.to(device))
-            losses.sum().backward()
+                losses, besides = learner.objective(x.to(device), y.to(device))
+            (losses.sum() if besides is None else losses.sum() + besides.sum()).backward()
             found.append({key: p.grad.cpu() for key, p in learner.model.named_parameters() if p.grad is not None})
     here, there = found
     assert here.keys() == there.keys()

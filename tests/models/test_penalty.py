@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.models.penalty import PENALTIES, asymmetry, penalty, residual
+from rheoscope.models.penalty import PENALTIES, asymmetry, penalty, residual, watched
 from rheoscope.models.projections import linear
+from rheoscope.models.task import Objective
 from rheoscope.models.train import read_log
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
+from tests.learn.cases import Letters
 from tests.models.runs import kept, run, small, translator
 from tests.models.test_projections import EVERY, TIED, model, network
 from tests.pretrained.cases import gap, text
@@ -62,7 +64,14 @@ def test_the_residual_is_that_of_the_trace() -> None:
     for row in ids:
         points = model("untied").trace(row).points[::2]
         ratios.append((points[1:] - points[:-1]).square().sum(-1) / points[:-1].square().sum(-1))
-    assert gap(residual(network("untied"), ids)[0], torch.stack(ratios).mean()) <= 1e-8
+    assert gap(residual(network("untied"), clouds(network("untied"), ids))[0], torch.stack(ratios).mean()) <= 1e-8
+
+
+def clouds(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
+    """Before every layer, and after the last."""
+    seen: list[torch.Tensor] = []
+    model(ids, seen=seen)
+    return seen
 
 
 @torch.no_grad()
@@ -70,7 +79,8 @@ def test_an_encoder_decoder_has_asymmetry_alone() -> None:
     made = build(translator().config)
     assert 1.5 < float(asymmetry(made)) < 2.5
     with pytest.raises(RheoscopeError, match="got an encoder-decoder; type --penalty asymmetry"):
-        residual(made, torch.zeros(1, 2, dtype=torch.long))
+        watched(["asymmetry", "residual"], made)
+    assert watched(["asymmetry"], made) is None
 
 
 class Packed(torch.nn.Module):
@@ -82,6 +92,20 @@ class Packed(torch.nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         return linear(u, self.weight, self.bias)
+
+
+def test_a_penalty_is_of_the_forward_pass_of_the_loss() -> None:
+    """No layer runs again for it; the loss is what it is without."""
+    model, told, calls = copy.deepcopy(network("untied")), {"asymmetry": 0.5, "residual": 2.0}, list[int]()
+    for number, block in enumerate(model.stack.blocks):
+        block.register_forward_hook(lambda *_, number=number: calls.append(number))
+    x = torch.stack([text(0, 6), text(1, 6)])
+    loss, besides = Objective(model, Letters(), 0.0, told)(x[:, :-1], x[:, 1:])
+    assert calls == list(range(len(model.stack.blocks)))
+    assert torch.equal(loss, Objective(model, Letters(), 0.0)(x[:, :-1], x[:, 1:])[0])
+    assert besides is not None
+    assert torch.equal(besides, penalty(told, model, clouds(model, x[:, :-1])).sum())
+    assert Objective(model, Letters(), 0.0)(x[:, :-1], x[:, 1:])[1] is None
 
 
 @pytest.mark.parametrize("name", list(PENALTIES))
@@ -96,8 +120,8 @@ def test_models_trained_as_one_have_a_number_each(name: str) -> None:
         block.attention.read = Packed([b.attention.read.weight for b in each])
         block.attention.projection.signs = torch.nn.Parameter(block.attention.projection.signs.expand(2, -1))
     ids = torch.stack([text(seed, 5) for seed in range(4)])
-    alone = [PENALTIES[name](net, part) for net, part in zip((one, other), ids.split(2), strict=True)]
-    assert gap(PENALTIES[name](both, ids), torch.cat(alone)) <= 1e-10
+    alone = [PENALTIES[name](net, clouds(net, part)) for net, part in zip((one, other), ids.split(2), strict=True)]
+    assert gap(PENALTIES[name](both, clouds(both, ids)), torch.cat(alone)) <= 1e-10
     assert abs(float(alone[0]) - float(alone[1])) > 1e-4
 
 
@@ -138,10 +162,10 @@ def test_pieces_of_a_batch_share_a_penalty(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_the_sum_is_weighted() -> None:
     ids = text(0, 5)[None]
-    own = {name: float(PENALTIES[name](network("untied"), ids)) for name in PENALTIES}
-    found = penalty({"asymmetry": 0.5, "residual": 2.0}, network("untied"), ids)
+    seen = clouds(network("untied"), ids)
+    own = {name: float(PENALTIES[name](network("untied"), seen)) for name in PENALTIES}
+    found = penalty({"asymmetry": 0.5, "residual": 2.0}, network("untied"), seen)
     assert float(found) == pytest.approx(0.5 * own["asymmetry"] + 2 * own["residual"])
-    assert penalty({}, network("untied"), ids).tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

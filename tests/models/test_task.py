@@ -107,7 +107,7 @@ def test_evaluation_is_at_rest_and_leaves_the_model_as_it_was() -> None:
 def test_an_objective_is_the_model_and_its_loss(task: Any, recipe: Any) -> None:
     model = build(recipe.config.but(vocabulary=task.vocabulary)).eval().requires_grad_(False)
     x, y = task.batch(3, recipe)
-    assert torch.equal(Objective(model, task, 0.1)(x, y), task.loss(model, (x, y), 0.1))
+    assert torch.equal(Objective(model, task, 0.1)(x, y)[0], task.loss(model, (x, y), 0.1))
     rows = [task.loss(model, (x[i : i + 1], y[i : i + 1]), 0.1) for i in range(len(x))]
     assert float(sum(rows)) == pytest.approx(float(task.loss(model, (x, y), 0.1)), rel=1e-5)  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@ metric:parameters   with an FFN as wide as it takes to have as many parameters a
 metric:flops        … to cost as many FLOPs a token
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,8 @@ from rheoscope.attention.cost import attention_cost
 from rheoscope.attention.modules import Attention
 from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.config import Config
-from rheoscope.models.penalty import RUN_AGAIN
 from rheoscope.models.places import Places
-from rheoscope.models.transformer import Block, architecture, parameter_count
+from rheoscope.models.transformer import architecture, parameter_count
 from rheoscope.shapes import RheoscopeError
 
 Changes = Callable[[Config], dict[str, Any]]
@@ -144,22 +143,16 @@ def parameters(config: Config, tokens: int | None = None) -> int:
     return parameter_count(_shape(config))
 
 
-def flops(config: Config, tokens: int | None = None, besides: Iterable[str] = ()) -> int:
+def flops(config: Config, tokens: int | None = None) -> int:
     """FLOPs of one token in training on texts of n `tokens` (or the longest), by counting matrix products.
 
     **Formula** 3 · (2 · weights that a token is multiplied with + attention of n tokens / n); looking something up in a table costs
-    nothing. With a penalty `besides` that runs the model again, its layers count twice, what reads words off them once.
-
-    >>> small = Config(vocabulary=64, width=32, heads=2)
-    >>> flops(small) == flops(small, besides=["asymmetry"]) < flops(small, besides=["residual"]) < 2 * flops(small)
-    True
+    nothing.
     """
     n, model = tokens or config.context, _shape(config)
-    again = bool(RUN_AGAIN.intersection(besides))
-    layers = [block for m in model.modules() if isinstance(m, Block) for block in m.modules()] if again else []
     weights = sum(
         p.numel()
-        for m in (*model.modules(), *layers)
+        for m in model.modules()
         if not isinstance(m, TABLES)
         for p in m.parameters(recurse=False)
         if p.ndim >= 2
@@ -167,7 +160,7 @@ def flops(config: Config, tokens: int | None = None, besides: Iterable[str] = ()
     asking, answering = (1, config.heads, n, config.head_width), (1, config.kv_heads, n, config.head_width)
     attention = sum(
         attention_cost(m.mechanism, asking, answering, config.value_width).flops
-        for m in (*model.modules(), *layers)
+        for m in model.modules()
         if isinstance(m, Attention)
     )
     return 3 * (2 * weights + attention // n)

@@ -17,10 +17,10 @@ from rheoscope.learn.optimiser import clip_each, packed_optimisers
 from rheoscope.learn.packed import Packed
 from rheoscope.learn.recorded import Recorder
 from rheoscope.models.optimiser import optimisers, rate_at
-from rheoscope.models.penalty import penalty
+from rheoscope.models.penalty import penalty, watched
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.state import optimiser_tensors, put_back
-from rheoscope.models.task import Batch, Task, autocast, seed_draws
+from rheoscope.models.task import Batch, Task, autocast, seed_draws, watching
 from rheoscope.models.train import Piece
 from rheoscope.models.transformer import Stack
 
@@ -41,38 +41,49 @@ class SeedLoss(nn.Module):
         return each.view(self.seeds, -1).sum(1)
 
 
-class SeedObjective(nn.Module):
-    """Packed models with their losses, as one module to compile."""
-
-    def __init__(self, model: Packed, task: Task) -> None:
-        super().__init__()
-        self.model, self.task, self.loss = model, task, SeedLoss(model.unembed, model.seeds, task.ignored)
-
-    def forward(self, x: Int[Tensor, "sb s"], y: Int[Tensor, "sb t"], smoothing: float = 0.0) -> Losses:
-        given, wanted = self.task.given((x, y))
-        return self.loss(self.model.points(*given), wanted, smoothing)
-
-
-class OneObjective(nn.Module):
-    """One model with its loss, whatever the task: a row of one seed."""
-
-    def __init__(self, model: nn.Module, task: Task) -> None:
-        super().__init__()
-        self.model, self.task = model, task
-
-    def forward(self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"], smoothing: float = 0.0) -> Losses:
-        return self.task.loss(self.model, (x, y), smoothing)[None]
-
-
 class Penalised(nn.Module):
-    """What is kept small besides the loss, as one module to compile: a number for each seed."""
+    """What is kept small besides the loss, as one module to compile: a number for each seed; None where it is nothing."""
 
     def __init__(self, model: nn.Module, told: Mapping[str, float]) -> None:
         super().__init__()
         self.model, self.told = model, dict(told)
+        self.watched()  # a model that it is not for is refused before anything is trained
 
-    def forward(self, x: Int[Tensor, "sb n"]) -> Losses:
-        return penalty(self.told, self.model, x)
+    def watched(self) -> list[Tensor] | None:
+        """A list for the clouds that it looks at, if it looks at any."""
+        return watched(self.told, self.model)
+
+    def forward(self, clouds: list[Tensor] | None) -> Losses | None:
+        return penalty(self.told, self.model, clouds or ()) if self.told else None
+
+
+class SeedObjective(nn.Module):
+    """Packed models with their losses, and what is kept small besides, of one forward pass, as one module to compile."""
+
+    def __init__(self, model: Packed, task: Task, told: Mapping[str, float]) -> None:
+        super().__init__()
+        self.model, self.task, self.loss = model, task, SeedLoss(model.unembed, model.seeds, task.ignored)
+        self.besides = Penalised(model.body, told)
+
+    def forward(
+        self, x: Int[Tensor, "sb s"], y: Int[Tensor, "sb t"], smoothing: float = 0.0
+    ) -> tuple[Losses, Losses | None]:
+        (given, wanted), seen = self.task.given((x, y)), self.besides.watched()
+        return self.loss(self.model.points(*given, seen=seen), wanted, smoothing), self.besides(seen)
+
+
+class OneObjective(nn.Module):
+    """One model with its loss, and what is kept small besides, whatever the task: a row of one seed."""
+
+    def __init__(self, model: nn.Module, task: Task, told: Mapping[str, float]) -> None:
+        super().__init__()
+        self.model, self.task, self.besides = model, task, Penalised(model, told)
+
+    def forward(
+        self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"], smoothing: float = 0.0
+    ) -> tuple[Losses, Losses | None]:
+        seen = self.besides.watched()
+        return self.task.loss(watching(self.model, seen), (x, y), smoothing)[None], self.besides(seen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +97,6 @@ class Learner:
     objective: nn.Module
     optimisers: list[torch.optim.Optimizer]
     clip: Callable[[float], object]
-    besides: Penalised | None = None
     recorder: Recorder = field(default_factory=Recorder)
 
     @property
@@ -107,11 +117,9 @@ class Learner:
         """Have `torch.compile` make one graph of model and loss; or one of a block, which serves them all, and one of the loss."""
         stacks = [one for one in self.model.modules() if isinstance(one, Stack)]
         parts = [block for stack in stacks for block in stack.blocks]
-        heads = [one for one in self.objective.modules() if isinstance(one, SeedLoss)]
+        heads = [one for one in self.objective.modules() if isinstance(one, SeedLoss | Penalised)]
         for part in [*parts, *heads] if blocks else [self.objective]:
             part.compile()
-        if self.besides is not None:
-            self.besides.compile()
 
     def record(self) -> None:
         """From now on record steps and play them: on a GPU, where the optimisers read their rate from the device."""
@@ -132,8 +140,9 @@ class Learner:
         total = torch.zeros(len(self.seeds), device=self.device)
         for piece in self._pieces((x, y), recipe.accumulate):
             with autocast(self.device):
-                losses = self.objective(*piece, recipe.label_smoothing) / tokens
-                asked = losses if self.besides is None else losses + self.besides(piece[0]) / recipe.accumulate
+                nats, besides = self.objective(*piece, recipe.label_smoothing)
+                losses = nats / tokens
+                asked = losses if besides is None else losses + besides / recipe.accumulate
             asked.sum().backward()
             total += losses.detach()
         self.clip(recipe.clip)
@@ -155,7 +164,7 @@ class Learner:
         for x, y in batches:
             rows = [part.to(self.device).repeat(len(self.seeds), 1) for part in (x, y)]
             with autocast(self.device), uncompiled():
-                total += self.objective(*rows)
+                total += self.objective(*rows)[0]
             tokens += count((x, y))
         self.model.train()
         return (total / tokens).float()
@@ -196,17 +205,12 @@ def uncompiled() -> Iterator[None]:
 def packed_learner(models: Sequence[nn.Module], seeds: Sequence[int], recipe: Recipe, task: Task) -> Learner:
     """All seeds at once; models that cannot be packed are refused."""
     packed = Packed(models).train()
-    parameters, besides = list(packed.parameters()), _besides(packed.body, recipe)
-    objective, made = SeedObjective(packed, task), packed_optimisers(packed, recipe)
-    return Learner(tuple(seeds), objective, made, lambda to: clip_each(parameters, to), besides)
+    parameters, objective = list(packed.parameters()), SeedObjective(packed, task, recipe.penalty)
+    return Learner(tuple(seeds), objective, packed_optimisers(packed, recipe), lambda to: clip_each(parameters, to))
 
 
 def lone_learner(model: nn.Module, seed: int, recipe: Recipe, task: Task) -> Learner:
     """One seed by itself: any model, any task."""
-    parameters, besides = list(model.train().parameters()), _besides(model, recipe)
-    objective, made = OneObjective(model, task), optimisers(model, recipe)
-    return Learner((seed,), objective, made, lambda to: nn.utils.clip_grad_norm_(parameters, to), besides)
-
-
-def _besides(model: nn.Module, recipe: Recipe) -> Penalised | None:
-    return Penalised(model, recipe.penalty) if recipe.penalty else None
+    parameters, objective = list(model.train().parameters()), OneObjective(model, task, recipe.penalty)
+    made = optimisers(model, recipe)
+    return Learner((seed,), objective, made, lambda to: nn.utils.clip_grad_norm_(parameters, to))

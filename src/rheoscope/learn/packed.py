@@ -79,10 +79,10 @@ class Packed(nn.Module):
         """From points to logits."""
         return self.body.unembed
 
-    def points(self, *given: Tensor) -> Cloud:
-        """What is unembedded."""
+    def points(self, *given: Tensor, seen: list[Tensor] | None = None) -> Cloud:
+        """What is unembedded; `seen` is filled with the points before every layer, and after the last."""
         own: Callable[..., Tensor] = self.body.points
-        return own(*given)
+        return own(*given) if seen is None else own(*given, seen=seen)
 
     def forward(self, *given: Tensor) -> Float[Tensor, "sb n v"]:
         logits: Tensor = self.body(*given)

@@ -138,7 +138,7 @@ class Pack:
     @cached_property
     def flops(self) -> int:
         """What that costs."""
-        return self.tokens * flops(self.recipe.config, self.recipe.context, self.recipe.penalty)
+        return self.tokens * flops(self.recipe.config, self.recipe.context)
 
 
 def _untold(tokens: int, total: int, what: str) -> None:

@@ -4,25 +4,26 @@
     residual     mean over layers and tokens of ‖T(x) − x‖² / ‖x‖²: 0 where every layer leaves its cloud in place
 
 loss + λ · penalty, λ from 0 to ∞, is one dial from free to tied (or from free to a fixed point). A function takes a model and the
-token ids it was given, and gives one number for each model that is trained as one: weights may be (models, out, in).
+clouds that it made of a batch, before every layer and after the last, and gives one number for each model that is trained as one:
+weights may be (models, out, in). The clouds are those of the forward pass of the loss, so none is made for a penalty.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rheoscope.models.transformer import Block, Translator
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.share import exact
 
-Ids = Int[Tensor, "b n"]
+Clouds = Sequence[Float[Tensor, "b n d"]]
 Each = Float[Tensor, " models"]
 
 
-def asymmetry(model: nn.Module, ids: Ids | None = None) -> Each:
+def asymmetry(model: nn.Module, clouds: Clouds = ()) -> Each:
     """How far M is from symmetric, mean over all heads of self attention, from factors alone: r×r, never d×d.
 
     **Formula** with M = A Bᵀ, A = C D_g W_Q and B = C D_g W_K: ‖M − Mᵀ‖²/‖M‖² = 2 − 2 tr(CC)/tr(AᵀA BᵀB), C = BᵀA. At offset 0:
@@ -61,18 +62,18 @@ def of_heads(A: Float[Tensor, "*h d k"], B: Float[Tensor, "*h d k"]) -> Float[Te
         return (2 - 2 * torch.where(size > 0, again / torch.where(size > 0, size, 1), 1)).clamp(min=0)
 
 
-def residual(model: nn.Module, ids: Ids) -> Each:
+def residual(model: nn.Module, clouds: Clouds) -> Each:
     """How far the layers are from leaving their clouds in place: ‖T(x) − x‖²/‖x‖², mean over layers and tokens.
 
-    Relative, as `rs.fixed_point` has it: a stream that only shrinks as a whole is no nearer to a fixed point. It runs the
-    model once more.
+    Relative, as `rs.fixed_point` has it: a stream that only shrinks as a whole is no nearer to a fixed point.
+
+    >>> from rheoscope.models.config import Config
+    >>> from rheoscope.models.transformer import build
+    >>> model, seen = build(Config(vocabulary=9, width=8, depth=2, heads=2)), []
+    >>> _ = model(torch.tensor([[1, 2, 3]]), seen=seen)
+    >>> len(seen), residual(model, seen).shape
+    (3, torch.Size([1]))
     """
-    if isinstance(model, Translator):
-        raise RheoscopeError(
-            "penalty residual is for one stack of layers, got an encoder-decoder; type --penalty asymmetry=0.1"
-        )
-    stack: nn.Module = model.stack  # type: ignore[assignment]
-    clouds: list[Tensor] = stack.clouds(ids)  # type: ignore[operator]
     moved = [
         (after - before).square().sum(-1) / before.square().sum(-1)
         for before, after in pairwise(exact(cloud) for cloud in clouds)
@@ -86,13 +87,23 @@ def models_in(model: nn.Module) -> int:
     return 1 if weight.ndim == 2 else len(weight)
 
 
-PENALTIES: dict[str, Callable[[nn.Module, Ids], Each]] = {"asymmetry": asymmetry, "residual": residual}
+PENALTIES: dict[str, Callable[[nn.Module, Clouds], Each]] = {"asymmetry": asymmetry, "residual": residual}
 """Each penalty by name."""
-RUN_AGAIN = frozenset({"residual"})
-"""Penalties that take the texts through all layers once more; others are of weights, and cost next to nothing."""
+OF_CLOUDS = frozenset({"residual"})
+"""Those that look at clouds; the others look at weights alone."""
 
 
-def penalty(told: Mapping[str, float], model: nn.Module, ids: Ids) -> Each:
-    """Σ λ · penalty over those that are named; nothing named is 0."""
-    found = [strength * PENALTIES[name](model, ids) for name, strength in told.items()]
-    return torch.stack(found).sum(0) if found else torch.zeros(models_in(model), device=ids.device)
+def watched(told: Iterable[str], model: nn.Module) -> list[Tensor] | None:
+    """A list for a forward pass to fill with its clouds where a penalty asks for them; None where none does."""
+    if not OF_CLOUDS.intersection(told):
+        return None
+    if isinstance(model, Translator):
+        raise RheoscopeError(
+            "penalty residual is for one stack of layers, got an encoder-decoder; type --penalty asymmetry=0.1"
+        )
+    return []
+
+
+def penalty(told: Mapping[str, float], model: nn.Module, clouds: Clouds = ()) -> Each:
+    """Σ λ · penalty over those that are named, one at least."""
+    return torch.stack([strength * PENALTIES[name](model, clouds) for name, strength in told.items()]).sum(0)

@@ -7,8 +7,9 @@ Losses are sums over tokens beside how many tokens they are of, so that pieces o
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rheoscope.models.data import IGNORED, Corpus, seeded
+from rheoscope.models.penalty import penalty, watched
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PAD, PairCorpus, side_by_side
 from rheoscope.models.vocabulary import MASK, load_tokenizer
@@ -25,6 +27,8 @@ from rheoscope.shapes import RheoscopeError
 Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
 Several = Sequence[tuple[Int[Tensor, "_ _"], Int[Tensor, "_ _"]]]
 """Batches that may have different shapes."""
+Says = Callable[..., Tensor]
+"""From what a model is called with to logits: a model, or one that is watched."""
 Given = tuple[tuple[Tensor, ...], Int[Tensor, "b said"]]
 """What a model is called with, and the token that belongs at every place of its answer."""
 
@@ -55,7 +59,7 @@ class Task(Protocol):
         """A batch as a model takes it."""
         ...
 
-    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+    def loss(self, model: Says, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
         """Nats, summed over the tokens that are predicted."""
         ...
 
@@ -82,7 +86,7 @@ class Predicted(ABC):
     def given(self, batch: Batch) -> Given:
         return batch[:1], batch[1]
 
-    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+    def loss(self, model: Says, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
         seen, wanted = self.given(batch)
         return nats(model(*seen), wanted, smoothing, self.ignored)
 
@@ -236,14 +240,26 @@ def nats(
 
 
 class Objective(nn.Module):
-    """A model with its loss, as one module: compiled together, logits of a large vocabulary never exist in float32."""
+    """A model with its loss, as one module: compiled together, logits of a large vocabulary never exist in float32.
 
-    def __init__(self, model: nn.Module, task: Task, smoothing: float) -> None:
+    It gives the loss, and what else is to be kept small (`penalty.py`), if anything: of the same forward pass.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, smoothing: float, told: Mapping[str, float] | None = None) -> None:
         super().__init__()
-        self.model, self.task, self.smoothing = model, task, smoothing
+        self.model, self.task, self.smoothing, self.told = model, task, smoothing, dict(told or {})
 
-    def forward(self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
-        return self.task.loss(self.model, (x, y), self.smoothing)
+    def forward(
+        self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | None]:
+        seen = watched(self.told, self.model)
+        loss = self.task.loss(watching(self.model, seen), (x, y), self.smoothing)
+        return loss, penalty(self.told, self.model, seen or ()).sum() if self.told else None
+
+
+def watching(model: nn.Module, seen: list[Tensor] | None) -> Says:
+    """The model, filling a list with its clouds where there is one."""
+    return model if seen is None else partial(model, seen=seen)
 
 
 def check_form(recipe: Recipe, form: str, what: str) -> None:

@@ -24,7 +24,7 @@ from rheoscope.files import write_file
 from rheoscope.models import state
 from rheoscope.models.known_tokens import start_known
 from rheoscope.models.optimiser import optimisers, rate_at
-from rheoscope.models.penalty import penalty
+from rheoscope.models.penalty import penalty, watched
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.run_directory import check_out
 from rheoscope.models.state import Progress, Say
@@ -227,26 +227,24 @@ class Run:
         for number, piece in enumerate(pieces, 1):
             with nullcontext() if number == len(pieces) or self.place.world == 1 else objective.no_sync():  # type: ignore[operator]
                 with autocast(self.place.device):
-                    loss = objective(*piece) / tokens
-                    asked = self._penalised(loss, piece, len(pieces))
+                    nats, besides = objective(*piece)
+                    loss = nats / tokens
+                    asked = loss if besides is None else loss + besides / (len(pieces) * self.place.world)
                 (asked * self.place.world).backward()  # processes average their gradients: the sum is wanted
             total += loss.detach()
         self._update(step)
         return total
-
-    def _penalised(self, loss: Tensor, piece: Piece, pieces: int) -> Tensor:
-        """The loss with this piece's share of what else is to be kept small; what is told is the loss alone."""
-        told = self.recipe.penalty
-        return loss + penalty(told, self.model, piece[0]).sum() / (pieces * self.place.world) if told else loss
 
     @torch.no_grad()
     def _kept_small(self) -> Figures:
         """Every penalty by itself, without its strength, on the first held-out texts."""
         if not self.recipe.penalty:
             return {}
-        ids = next(iter(self.task.held_out(self.recipe)))[0].to(self.place.device)
+        ids, seen = next(iter(self.task.held_out(self.recipe)))[0], watched(self.recipe.penalty, self.model)
         self.model.eval()
-        found = {f"penalty {name}": float(penalty({name: 1.0}, self.model, ids)) for name in self.recipe.penalty}
+        if seen is not None:
+            self.model(ids.to(self.place.device), seen=seen)
+        found = {f"penalty {name}": float(penalty({name: 1.0}, self.model, seen or ())) for name in self.recipe.penalty}
         self.model.train()
         return found
 
@@ -281,7 +279,9 @@ class Run:
             )
 
     def _objective(self, compiled: bool) -> nn.Module:
-        objective: nn.Module = Objective(self.model, self.task, self.recipe.label_smoothing).train()
+        objective: nn.Module = Objective(
+            self.model, self.task, self.recipe.label_smoothing, self.recipe.penalty
+        ).train()
         if compiled:
             objective.compile()
         return objective if self.place.world == 1 else DistributedDataParallel(objective, broadcast_buffers=False)

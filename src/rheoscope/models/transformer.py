@@ -63,15 +63,23 @@ class Transformer(nn.Module):
         calm_writers(self)
 
     def forward(
-        self, ids: Ids, padding: Bool[Tensor, "b n"] | None = None, cache: GenerationCache | None = None
+        self,
+        ids: Ids,
+        padding: Bool[Tensor, "b n"] | None = None,
+        cache: GenerationCache | None = None,
+        seen: list[Cloud] | None = None,
     ) -> Tensor:
-        return self.unembed(self.points(ids, padding, cache))
+        return self.unembed(self.points(ids, padding, cache, seen))
 
     def points(
-        self, ids: Ids, padding: Bool[Tensor, "b n"] | None = None, cache: GenerationCache | None = None
+        self,
+        ids: Ids,
+        padding: Bool[Tensor, "b n"] | None = None,
+        cache: GenerationCache | None = None,
+        seen: list[Cloud] | None = None,
     ) -> Cloud:
         """What is unembedded."""
-        cloud: Tensor = self.stack(ids, padding, cache)
+        cloud: Tensor = self.stack(ids, padding, cache, seen=seen)
         return cloud
 
 
@@ -145,21 +153,19 @@ class Stack(nn.Module):
         cache: GenerationCache | None = None,
         memory: Memory | None = None,
         remembered: Bool[Tensor, "b s"] | None = None,
+        seen: list[Cloud] | None = None,
     ) -> Cloud:
+        """`seen` is filled with the points before every layer, and after the last."""
         at = self.places_of(ids, 0 if cache is None else len(cache))
         x, real, across = self.enter(ids, at), _there(padding), _there(remembered)
         turn, position = self.place.turn(at), self.place.between()
         for number, block in enumerate(self.blocks):
+            if seen is not None:
+                seen.append(x)
             x = block(x, real, turn, position, None if cache is None else cache.layer(number), memory, across)
+        if seen is not None:
+            seen.append(x)
         return self.norm(x)
-
-    def clouds(self, ids: Ids) -> list[Cloud]:
-        """The points before every layer, and after the last."""
-        at = self.places_of(ids)
-        found, turn, position = [self.enter(ids, at)], self.place.turn(at), self.place.between()
-        for block in self.blocks:
-            found.append(block(found[-1], None, turn, position))
-        return found
 
     def enter(self, ids: Ids, at: slice) -> Cloud:
         """Tokens as points, at their places."""
