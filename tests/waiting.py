@@ -36,12 +36,12 @@ class Waited(TorchDispatchMode):
 
 @contextmanager
 def waited_elsewhere() -> Iterator[list[str]]:
-    """Under `elsewhere()`: what Python waits for, and who asked. A copy waits for all that was asked before, but not by `sent`."""
+    """Under `elsewhere()`: what Python waits for, and who asked. A copy waits for all that was asked before, but not by `to_device`."""
     found, done = list[str](), tests.elsewhere.done
 
     def wait(what: object) -> None:
         asking = next(one for one in reversed(extract_stack()) if not one.filename.startswith(BETWEEN))
-        if not asking.filename.endswith("sent.py"):
+        if not asking.filename.endswith("transfer.py"):
             found.append(f"{Path(asking.filename).name}: {what}")
 
     def watched(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

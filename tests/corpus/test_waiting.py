@@ -9,7 +9,7 @@ import torch
 import rheoscope as rs
 from rheoscope.corpus.pieces import Piece
 from rheoscope.corpus.questions import Question, asked, in_turn
-from rheoscope.space.sent import heard, sent
+from rheoscope.space.transfer import to_cpu_later, to_device
 from tests import cases
 from tests.elsewhere import elsewhere
 from tests.waiting import waited_elsewhere
@@ -68,8 +68,8 @@ def test_a_gpu_is_not_waited_for(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 def test_numbers_arrive_at_a_gpu_and_come_back() -> None:
     x = torch.arange(1 << 20)
-    there = sent(x, torch.device("cuda"))
-    tell = heard((2 * there)[-3:])
+    there = to_device(x, torch.device("cuda"))
+    tell = to_cpu_later((2 * there)[-3:])
     x.zero_()  # what was sent is its own
     assert tell().tolist() == [2 * one for one in range((1 << 20) - 3, 1 << 20)]
     assert int(there.sum()) == sum(range(1 << 20))

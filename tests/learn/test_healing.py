@@ -28,7 +28,7 @@ from rheoscope.learn.healing import (
     trained,
 )
 from rheoscope.learn.healing_told import show, table_of, tokens_of
-from rheoscope.learn.recorded import Recorder, gathered_anew
+from rheoscope.learn.recorded import Recorder, forget_accumulate_grad
 from rheoscope.report.command import Files
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.form import at_offset, own_form
@@ -200,7 +200,7 @@ def test_gradients_are_gathered_anew() -> None:
     weight = torch.nn.Parameter(torch.arange(4.0))
     held = 2 * weight
     (before, _), *_ = held.grad_fn.next_functions
-    gathered_anew([weight])
+    forget_accumulate_grad([weight])
     loss = (3 * weight).sum()
     (after, _), *_ = loss.grad_fn.next_functions[0][0].next_functions
     assert after is not before
@@ -217,7 +217,7 @@ def test_no_gradient_of_a_step_passes_through_the_view(name: str) -> None:
     batch = batch_of(cut(tokens(), HOW)[0], HOW, 0)
     for arm in ARMS:
         edits = carried(of, arm, batch, 0)
-        gathered_anew(of.network.parameters())
+        forget_accumulate_grad(of.network.parameters())
         with torch.enable_grad():
             nodes = gatherers(losses(of.run_batch(batch, edits), batch).mean())
         assert len(nodes) == len({id(node.variable) for node in nodes}), arm

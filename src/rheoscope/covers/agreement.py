@@ -15,11 +15,11 @@ from rheoscope.covers.reading import ReadMany, check_control, layers_of_many, na
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.chance import pooled_p, q_values, rotations, z_scores
-from rheoscope.space.sent import sent
 from rheoscope.space.share import exact
 from rheoscope.space.texts import centred
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
+from rheoscope.space.transfer import to_device
 
 if TYPE_CHECKING:
     import xarray
@@ -126,7 +126,7 @@ def turns(width: int, draws: int, seed: int, device: torch.device) -> Iterator[T
     """Random rotations of E for queries and for keys, a few draws at a time; the same ones serve every layer."""
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, draws, DRAWS_AT_ONCE):
-        Q = sent(rotations(2 * min(DRAWS_AT_ONCE, draws - start), width, generator), device)
+        Q = to_device(rotations(2 * min(DRAWS_AT_ONCE, draws - start), width, generator), device)
         yield Q[0::2], Q[1::2]
 
 

@@ -15,9 +15,9 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Model, check_made_by
-from rheoscope.space.sent import sent
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
+from rheoscope.space.transfer import to_device
 
 if TYPE_CHECKING:
     import xarray
@@ -109,7 +109,7 @@ def kernel(
 ) -> dict[str, Tensor]:
     """The scores of all heads of a layer, some rows of their weights at a time."""
     q, k, _ = heads.read(x)
-    mechanism, ids, found = heads.mechanism.under(unseen), sent(ids, x.device), Means()
+    mechanism, ids, found = heads.mechanism.under(unseen), to_device(ids, x.device), Means()
     for block in walk(mechanism, q, k):
         allowed = _allowed(mechanism.mask(block.i, block.j), real, block.rows, block.keys)
         found.add(of_rows(block.weights, allowed, where(ids, block.i, block.j, allowed, reach), reach))
@@ -121,7 +121,7 @@ def of_equal(heads: Heads, traces: Traces, layer: int, reach: int) -> dict[str, 
     n, device, found = traces.ids.shape[1], traces.points.device, Means()
     mask, ids, keys = (
         heads.mechanism.under(traces.unseen(layer)).mask,
-        sent(traces.ids, device),
+        to_device(traces.ids, device),
         torch.arange(n, device=device),
     )
     some = max(1, numbers_at_once(device) // (traces.ids.numel() * len(OF_KIND)))

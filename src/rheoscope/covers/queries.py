@@ -16,9 +16,9 @@ from rheoscope.covers.reading import ReadMany
 from rheoscope.space.chance import drawn_rows
 from rheoscope.space.head import through
 from rheoscope.space.ranks import ranked
-from rheoscope.space.sent import sent
 from rheoscope.space.share import exact
 from rheoscope.space.texts import centred
+from rheoscope.space.transfer import to_device
 
 Turned = tuple[Float[Tensor, "c d d"], Float[Tensor, "c d d"]]
 """Random rotations of E for queries and for keys."""
@@ -66,8 +66,8 @@ def drawn_queries(
     there = torch.stack([torch.arange(size) < len(one) for one in some])
     parts = zip(at.split(at_once, 1), there.split(at_once, 1), strict=True)
     left_out = torch.tensor([1 - len(one) / len(whole) for one, whole in zip(some, places, strict=True)])
-    blocks = [Block(sent(one, device), sent(seen, device), int(one.max())) for one, seen in parts]
-    return Drawn(blocks, sent(left_out, device), bool(left_out.any()), before=min(int(one[-1]) for one in picked))
+    blocks = [Block(to_device(one, device), to_device(seen, device), int(one.max())) for one, seen in parts]
+    return Drawn(blocks, to_device(left_out, device), bool(left_out.any()), before=min(int(one[-1]) for one in picked))
 
 
 def sides(read: ReadMany, turned: Turned | None) -> tuple[Sides, Sides]:

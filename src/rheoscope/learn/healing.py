@@ -32,7 +32,7 @@ from rheoscope.covers.pieces import kept_tokens, losses
 from rheoscope.covers.replacements import RELEVANCE
 from rheoscope.covers.surgery import predicting_heads
 from rheoscope.files import write_file
-from rheoscope.learn.recorded import Recorder, gathered_anew
+from rheoscope.learn.recorded import Recorder, forget_accumulate_grad
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.form import Form, columns, less, own_form
@@ -207,7 +207,7 @@ def trained(
     weights = [p for p in model.network.parameters() if p.is_floating_point()]
     before, trainable = [p.detach().clone() for p in weights], [p.requires_grad for p in weights]
     model.network.requires_grad_(True)  # a model that is only looked at may be frozen
-    gathered_anew(weights)  # the View, which is made of them, holds them to the default stream
+    forget_accumulate_grad(weights)  # the View, which is made of them, holds them to the default stream
     on_gpu = model.device.type == "cuda"
     optimiser = torch.optim.AdamW(weights, how.rate, (0.9, 0.95), weight_decay=0.0, capturable=on_gpu)
     # Columns beside a QK-norm take its scale from the View, whose gradients are gathered where no recording may wait.

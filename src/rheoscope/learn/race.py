@@ -37,7 +37,7 @@ from rheoscope.models.state import Say
 from rheoscope.models.task import Batch, Task
 from rheoscope.models.train import Place, placed
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.sent import sent
+from rheoscope.space.transfer import to_device
 
 Tell = Callable[[int, int, str], object]
 """Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
@@ -357,7 +357,7 @@ class Running:
 
     def _work(self, pack: Pack, learner: Learner, step: int) -> Work:
         (x, y), tokens = pack.batch(self.task, learner.seeds, step)
-        return (sent(x, self.device), sent(y, self.device)), sent(tokens, self.device)
+        return (to_device(x, self.device), to_device(y, self.device)), to_device(tokens, self.device)
 
     def _held_out(self) -> Iterator[Batch]:
         """The first held-out tokens, as many as are asked for, the same for all."""

@@ -98,7 +98,7 @@ def _beside(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gathered_anew(parameters: Iterable[Tensor]) -> None:
+def forget_accumulate_grad(parameters: Iterable[Tensor]) -> None:
     """Parameters forget on which stream their gradients are gathered: the next step says.
 
     torch keeps that in a node of the graph (AccumulateGrad) as long as any tensor made of the parameter lives. The factors of a View

@@ -32,7 +32,7 @@ from rheoscope.models.stopping import between_steps
 from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate, seed_draws
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.sent import sent
+from rheoscope.space.transfer import to_device
 from rheoscope.space.weights import usual_device
 
 Figures = dict[str, float | int]
@@ -262,7 +262,7 @@ class Run:
         if not len(x):  # fewer rows than processes: this one computes along, and predicts nothing
             x, y = batch[0][:1], torch.full_like(batch[1][:1], self.task.ignored)
         pieces = zip(x.chunk(self.recipe.accumulate), y.chunk(self.recipe.accumulate), strict=True)
-        return [(sent(one, self.place.device), sent(other, self.place.device)) for one, other in pieces]
+        return [(to_device(one, self.place.device), to_device(other, self.place.device)) for one, other in pieces]
 
     def _read(self, loss: torch.Tensor, done: int, measured: bool) -> Figures:
         """The loss of a step over all processes, where reading it costs nothing or is due; no number ends the run."""

@@ -20,7 +20,6 @@ from rheoscope.space.certificate import Certificate
 from rheoscope.space.editing import for_one_run
 from rheoscope.space.hooks import asking
 from rheoscope.space.model import Edits, Hooks, Text, Texts
-from rheoscope.space.sent import sent
 from rheoscope.space.share import exact
 from rheoscope.space.stream import (
     Description,
@@ -36,6 +35,7 @@ from rheoscope.space.stream import (
 from rheoscope.space.token_text import alone, as_bytes, in_a_text, whole_text
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
+from rheoscope.space.transfer import to_device
 from rheoscope.space.view import View
 
 
@@ -321,8 +321,8 @@ def traced(
 ) -> Traces:
     """What one forward pass saw of a batch of texts."""
     ids, _ = padded(batch)
-    # sent: else the whole forward pass would be waited for
-    lengths = sent(torch.tensor([len(one) for one in batch]), points.device)
+    # without waiting: else the whole forward pass would be waited for
+    lengths = to_device(torch.tensor([len(one) for one in batch]), points.device)
     where = tuple(len(description.layers[0]) * layer for layer in range(view.layers))
     return Traces(
         view=view,
@@ -346,5 +346,5 @@ def padded(
     """Texts side by side, padded on the right; None where nothing is padded, so that the fused kernel stays plain."""
     ids, lengths = pad_sequence(list(batch), batch_first=True), [len(one) for one in batch]
     if min(lengths) == ids.shape[1]:
-        return sent(ids, device), None
-    return sent(ids, device), sent(torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None], device)
+        return to_device(ids, device), None
+    return to_device(ids, device), to_device(torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None], device)

@@ -13,10 +13,10 @@ from rheoscope.attention.mask import Mask, Padding
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.carried import Carried
 from rheoscope.space.outputs import carried_of
-from rheoscope.space.sent import heard
 from rheoscope.space.share import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
+from rheoscope.space.transfer import to_cpu_later
 from rheoscope.space.view import View
 
 
@@ -132,12 +132,12 @@ class Traces(Sequence[Trace]):
 
     @cached_property
     def _ordinary_said(self) -> Callable[[], Bool[Tensor, "b n"]]:
-        return heard(self._ordinary)
+        return to_cpu_later(self._ordinary)
 
     @cached_property
     def _said(self) -> Callable[[], Int[Tensor, "2"]]:
         numbers = self.norms.isnan().eq(~self.real[:, None]).logical_and(~self.norms.isinf()).all()
-        return heard(torch.stack([self._ordinary.sum(-1).amin(), numbers]))
+        return to_cpu_later(torch.stack([self._ordinary.sum(-1).amin(), numbers]))
 
     @cached_property
     def _fewest(self) -> dict[bool, tuple[int, bool]]:
