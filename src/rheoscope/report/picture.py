@@ -289,26 +289,37 @@ def decades(low: float, high: float) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A number as it is said: three digits that count.
+    """A number as it is said: three digits that count, large ones in thousands, millions and billions.
 
     >>> number(0.0), number(0.1234), number(12.34), number(1234567.0), number(float("nan"))
-    ('0', '0.123', '12.3', '1.23e+06', 'none')
+    ('0', '0.123', '12.3', '1.23M', 'none')
     """
     if not math.isfinite(value):
         return "none" if math.isnan(value) else "∞"
+    for unit, size in UNITS.items():
+        if 1e5 <= abs(value) < 1e12 and abs(value) >= 0.9995 * size:
+            return f"{value / size:.3g}{unit}"
     return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+UNITS = {"B": 1e9, "M": 1e6, "k": 1e3}
+"""As tokens and parameters are counted."""
+
+
+def _meant(word: str) -> float:
+    return float(word[:-1]) * UNITS[word[-1]] if word[-1] in UNITS else float(word)
 
 
 def in_words(values: Sequence[float]) -> list[str]:
     """Evenly spaced numbers with as many digits as tell them apart.
 
     >>> in_words([0.0, 0.5, 1.0]), in_words([2.395, 2.4, 2.405]), in_words([0.0, 1e6])
-    (['0', '0.5', '1'], ['2.395', '2.400', '2.405'], ['0', '1e+06'])
+    (['0', '0.5', '1'], ['2.395', '2.400', '2.405'], ['0', '1M'])
     """
     words = [number(value) for value in values]
     apart = min((b - a for a, b in pairwise(values)), default=1.0)
     if len(set(words)) == len(words) and all(
-        abs(float(w) - v) < 1e-3 * apart for w, v in zip(words, values, strict=True)
+        abs(_meant(w) - v) < 1e-3 * apart for w, v in zip(words, values, strict=True)
     ):
         return words
     return [f"{value:.{max(0, -math.floor(math.log10(apart)))}f}" for value in values]
