@@ -166,7 +166,7 @@ def main(words: Sequence[str] | None = None) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape, dtype = (MEDIUM, torch.bfloat16) if device == "cuda" else (SMALL, torch.float32)
     tokens, batch, shards, each = (
-        (1024, asked.at_once, 5 if asked.quick else 12, 256) if device == "cuda" else (256, 2, 6, 4)
+        (1024, asked.at_once, 7 if asked.quick else 12, 256) if device == "cuda" else (256, 2, 6, 4)
     )
     if asked.smallest:
         shape, dtype, tokens, batch, shards, each = TINY, torch.float32, 24, 4, 4, 4
