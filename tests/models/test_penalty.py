@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.models.penalty import PENALTIES, asymmetry, penalty, residual, watched
+from rheoscope.models.penalty import PENALTIES, Penalised, asymmetry, penalty, residual
 from rheoscope.models.projections import linear
 from rheoscope.models.task import Objective
 from rheoscope.models.train import read_log
@@ -69,9 +69,9 @@ def test_the_residual_is_that_of_the_trace() -> None:
 
 def clouds(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
     """Before every layer, and after the last."""
-    seen: list[torch.Tensor] = []
-    model(ids, seen=seen)
-    return seen
+    found: list[torch.Tensor] = []
+    model(ids, hidden_states=found)
+    return found
 
 
 @torch.no_grad()
@@ -79,8 +79,8 @@ def test_an_encoder_decoder_has_asymmetry_alone() -> None:
     made = build(translator().config)
     assert 1.5 < float(asymmetry(made)) < 2.5
     with pytest.raises(RheoscopeError, match="got an encoder-decoder; type --penalty asymmetry"):
-        watched(["asymmetry", "residual"], made)
-    assert watched(["asymmetry"], made) is None
+        Penalised(made, {"asymmetry": 1.0, "residual": 1.0})
+    assert Penalised(made, {"asymmetry": 1.0}).hidden_states() is None
 
 
 class Packed(torch.nn.Module):
@@ -96,7 +96,7 @@ class Packed(torch.nn.Module):
 
 def test_a_penalty_is_of_the_forward_pass_of_the_loss() -> None:
     """No layer runs again for it; the loss is what it is without."""
-    model, told, calls = copy.deepcopy(network("untied")), {"asymmetry": 0.5, "residual": 2.0}, list[int]()
+    model, told, calls = copy.deepcopy(network("untied")).train(), {"asymmetry": 0.5, "residual": 2.0}, list[int]()
     for number, block in enumerate(model.stack.blocks):
         block.register_forward_hook(lambda *_, number=number: calls.append(number))
     x = torch.stack([text(0, 6), text(1, 6)])
@@ -106,6 +106,7 @@ def test_a_penalty_is_of_the_forward_pass_of_the_loss() -> None:
     assert besides is not None
     assert torch.equal(besides, penalty(told, model, clouds(model, x[:, :-1])).sum())
     assert Objective(model, Letters(), 0.0)(x[:, :-1], x[:, 1:])[1] is None
+    assert Objective(model.eval(), Letters(), 0.0, told)(x[:, :-1], x[:, 1:])[1] is None  # measured, not trained
 
 
 @pytest.mark.parametrize("name", list(PENALTIES))

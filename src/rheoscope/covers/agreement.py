@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_in_cache
-from rheoscope.covers.queries import Block, Drawn, Turned, by_query, directions, drawn_queries, sides
+from rheoscope.covers.queries import Block, DrawnQueries, Turned, by_query, directions, drawn_queries, sides
 from rheoscope.covers.reading import ReadMany, check_control, layers_of_many, named, provenance
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -147,7 +147,7 @@ def _table(
     at_once = numbers_in_cache(kept.device) // (
         kept.numel() * traces.view.heads * (1 if turned is None else len(turned[0]))
     )
-    drawn = drawn_queries(traces.ordinary_here(keep_massive), queries, seed, max(1, at_once), kept.device)
+    drawn = drawn_queries(traces.ordinary_on_cpu(keep_massive), queries, seed, max(1, at_once), kept.device)
     found = [kernel(read, turned, start, least, drawn.blocks, drawn.left_out) for read in layers_of_many(traces, kept)]
     means, errors, counts = (
         torch.stack(each, at) for each, at in zip(zip(*found, strict=True), (2, 2, 1), strict=True)
@@ -157,10 +157,10 @@ def _table(
             f"agreement needs a query with at least {least} other keys that are not massive, and none of the "
             f"{int(kept.sum(-1).min())} tokens has; type a longer text"
         )
-    return Table(means, errors if drawn.some else None, counts)
+    return Table(means, errors if drawn.sampled else None, counts)
 
 
-def surely_enough(traces: Traces, drawn: Drawn, least: int) -> bool:
+def surely_enough(traces: Traces, drawn: DrawnQueries, least: int) -> bool:
     """Whether a query of every text is known to have enough keys before a device is asked, which would have to be waited for."""
     masks = (traces.view.heads_of(layer).mechanism.mask for layer in range(traces.view.layers))
     return drawn.before >= least and any(mask.is_causal or mask.forbids_nothing for mask in masks)

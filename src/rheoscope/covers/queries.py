@@ -35,7 +35,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class DrawnQueries:
     """The queries that are looked at: in blocks, with the share of each text's tokens that is left out; and whether any is at all.
 
     `before` is how many tokens that count lie before the last query of a text, the fewest of all texts: known before a device is asked.
@@ -43,19 +43,19 @@ class Drawn:
 
     blocks: list[Block]
     left_out: Float[Tensor, " b"]
-    some: bool
+    sampled: bool
     before: int
 
 
 def drawn_queries(
     kept: Bool[Tensor, "b n"], most: int | None, seed: int, at_once: int, device: torch.device | None = None
-) -> Drawn:
+) -> DrawnQueries:
     """The queries that are looked at, on a device, in blocks of `at_once` a text; `kept`, which tokens count, is on the CPU.
 
     All tokens that count or, of more than `most`, so many, drawn from the seed for each text as if it were alone.
 
     >>> drawn = drawn_queries(torch.tensor([[True, False, True], [True, True, True]]), 2, seed=0, at_once=8)
-    >>> drawn.blocks[0].at.shape, drawn.left_out.tolist(), drawn.some
+    >>> drawn.blocks[0].at.shape, drawn.left_out.tolist(), drawn.sampled
     (torch.Size([2, 2]), [0.0, 0.3333333432674408], True)
     """
     places = [row.nonzero()[:, 0] for row in kept]
@@ -67,7 +67,9 @@ def drawn_queries(
     parts = zip(at.split(at_once, 1), there.split(at_once, 1), strict=True)
     left_out = torch.tensor([1 - len(one) / len(whole) for one, whole in zip(some, places, strict=True)])
     blocks = [Block(to_device(one, device), to_device(seen, device), int(one.max())) for one, seen in parts]
-    return Drawn(blocks, to_device(left_out, device), bool(left_out.any()), before=min(int(one[-1]) for one in picked))
+    return DrawnQueries(
+        blocks, to_device(left_out, device), bool(left_out.any()), before=min(int(one[-1]) for one in picked)
+    )
 
 
 def sides(read: ReadMany, turned: Turned | None) -> tuple[Sides, Sides]:

@@ -17,10 +17,10 @@ from rheoscope.learn.optimiser import clip_each, packed_optimisers
 from rheoscope.learn.packed import Packed
 from rheoscope.learn.recorded import Recorder
 from rheoscope.models.optimiser import optimisers, rate_at
-from rheoscope.models.penalty import penalty, watched
+from rheoscope.models.penalty import Penalised
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.state import optimiser_tensors, put_back
-from rheoscope.models.task import Batch, Task, autocast, seed_draws, watching
+from rheoscope.models.task import Batch, Task, autocast, filling, seed_draws
 from rheoscope.models.train import Piece
 from rheoscope.models.transformer import Stack
 
@@ -41,22 +41,6 @@ class SeedLoss(nn.Module):
         return each.view(self.seeds, -1).sum(1)
 
 
-class Penalised(nn.Module):
-    """What is kept small besides the loss, as one module to compile: a number for each seed; None where it is nothing."""
-
-    def __init__(self, model: nn.Module, told: Mapping[str, float]) -> None:
-        super().__init__()
-        self.model, self.told = model, dict(told)
-        self.watched()  # a model that it is not for is refused before anything is trained
-
-    def watched(self) -> list[Tensor] | None:
-        """A list for the clouds that it looks at, if it looks at any."""
-        return watched(self.told, self.model)
-
-    def forward(self, clouds: list[Tensor] | None) -> Losses | None:
-        return penalty(self.told, self.model, clouds or ()) if self.told else None
-
-
 class SeedObjective(nn.Module):
     """Packed models with their losses, and what is kept small besides, of one forward pass, as one module to compile."""
 
@@ -68,8 +52,8 @@ class SeedObjective(nn.Module):
     def forward(
         self, x: Int[Tensor, "sb s"], y: Int[Tensor, "sb t"], smoothing: float = 0.0
     ) -> tuple[Losses, Losses | None]:
-        (given, wanted), seen = self.task.given((x, y)), self.besides.watched()
-        return self.loss(self.model.points(*given, seen=seen), wanted, smoothing), self.besides(seen)
+        (given, wanted), clouds = self.task.given((x, y)), self.besides.hidden_states()
+        return self.loss(self.model.points(*given, hidden_states=clouds), wanted, smoothing), self.besides(clouds)
 
 
 class OneObjective(nn.Module):
@@ -82,8 +66,8 @@ class OneObjective(nn.Module):
     def forward(
         self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"], smoothing: float = 0.0
     ) -> tuple[Losses, Losses | None]:
-        seen = self.besides.watched()
-        return self.task.loss(watching(self.model, seen), (x, y), smoothing)[None], self.besides(seen)
+        clouds = self.besides.hidden_states()
+        return self.task.loss(filling(self.model, clouds), (x, y), smoothing)[None], self.besides(clouds)
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,10 +79,10 @@ class Packed(nn.Module):
         """From points to logits."""
         return self.body.unembed
 
-    def points(self, *given: Tensor, seen: list[Tensor] | None = None) -> Cloud:
-        """What is unembedded; `seen` is filled with the points before every layer, and after the last."""
+    def points(self, *given: Tensor, hidden_states: list[Tensor] | None = None) -> Cloud:
+        """What is unembedded; `hidden_states` is filled with the points before every layer, and after the last."""
         own: Callable[..., Tensor] = self.body.points
-        return own(*given) if seen is None else own(*given, seen=seen)
+        return own(*given) if hidden_states is None else own(*given, hidden_states=hidden_states)
 
     def forward(self, *given: Tensor) -> Float[Tensor, "sb n v"]:
         logits: Tensor = self.body(*given)

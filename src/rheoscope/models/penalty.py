@@ -8,7 +8,7 @@ clouds that it made of a batch, before every layer and after the last, and gives
 weights may be (models, out, in). The clouds are those of the forward pass of the loss, so none is made for a penalty.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -69,9 +69,9 @@ def residual(model: nn.Module, clouds: Clouds) -> Each:
 
     >>> from rheoscope.models.config import Config
     >>> from rheoscope.models.transformer import build
-    >>> model, seen = build(Config(vocabulary=9, width=8, depth=2, heads=2)), []
-    >>> _ = model(torch.tensor([[1, 2, 3]]), seen=seen)
-    >>> len(seen), residual(model, seen).shape
+    >>> model, clouds = build(Config(vocabulary=9, width=8, depth=2, heads=2)), []
+    >>> _ = model(torch.tensor([[1, 2, 3]]), hidden_states=clouds)
+    >>> len(clouds), residual(model, clouds).shape
     (3, torch.Size([1]))
     """
     moved = [
@@ -93,17 +93,28 @@ OF_CLOUDS = frozenset({"residual"})
 """Those that look at clouds; the others look at weights alone."""
 
 
-def watched(told: Iterable[str], model: nn.Module) -> list[Tensor] | None:
-    """A list for a forward pass to fill with its clouds where a penalty asks for them; None where none does."""
-    if not OF_CLOUDS.intersection(told):
-        return None
-    if isinstance(model, Translator):
-        raise RheoscopeError(
-            "penalty residual is for one stack of layers, got an encoder-decoder; type --penalty asymmetry=0.1"
-        )
-    return []
-
-
 def penalty(told: Mapping[str, float], model: nn.Module, clouds: Clouds = ()) -> Each:
     """Σ λ · penalty over those that are named, one at least."""
     return torch.stack([strength * PENALTIES[name](model, clouds) for name, strength in told.items()]).sum(0)
+
+
+class Penalised(nn.Module):
+    """What training keeps small besides the loss, of the same forward pass: a number for each model that is trained as one.
+
+    None where nothing is named, and while the model is only measured.
+    """
+
+    def __init__(self, model: nn.Module, told: Mapping[str, float]) -> None:
+        super().__init__()
+        if isinstance(model, Translator) and OF_CLOUDS.intersection(told):
+            raise RheoscopeError(
+                "penalty residual is for one stack of layers, got an encoder-decoder; type --penalty asymmetry=0.1"
+            )
+        self.model, self.told = model, dict(told)
+
+    def hidden_states(self) -> list[Tensor] | None:
+        """A list for the forward pass to fill, where a penalty looks at clouds."""
+        return [] if self.model.training and OF_CLOUDS.intersection(self.told) else None
+
+    def forward(self, clouds: list[Tensor] | None) -> Each | None:
+        return penalty(self.told, self.model, clouds or ()) if self.told and self.model.training else None

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from rheoscope.attention.lower.sdpa import FETCHED
 from rheoscope.attention.mask import Mask, NoMask, Others
 from rheoscope.attention.position import Turn
 from rheoscope.models.config import Config
@@ -344,8 +345,8 @@ class Gated(Untied):
         return rows[..., sum(sizes(self.whole)) :][..., : self.heads_count].sigmoid().mT[..., None]
 
 
-ALIGNED = 8
-"""Numbers of half precision in the 16 bytes that a GPU fetches at once."""
+ALIGNED = FETCHED // 2
+"""Numbers of half precision that a GPU fetches at once."""
 
 SKEW_ONE_IN = 4
 """One pair of coordinates in so many is skew."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rheoscope.models.data import IGNORED, Corpus, seeded
-from rheoscope.models.penalty import penalty, watched
+from rheoscope.models.penalty import Penalised
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PAD, PairCorpus, side_by_side
 from rheoscope.models.vocabulary import MASK, load_tokenizer
@@ -28,7 +28,7 @@ Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
 Several = Sequence[tuple[Int[Tensor, "_ _"], Int[Tensor, "_ _"]]]
 """Batches that may have different shapes."""
 Says = Callable[..., Tensor]
-"""From what a model is called with to logits: a model, or one that is watched."""
+"""From what a model is called with to logits: a model, or one that fills a list with its hidden states besides."""
 Given = tuple[tuple[Tensor, ...], Int[Tensor, "b said"]]
 """What a model is called with, and the token that belongs at every place of its answer."""
 
@@ -247,19 +247,19 @@ class Objective(nn.Module):
 
     def __init__(self, model: nn.Module, task: Task, smoothing: float, told: Mapping[str, float] | None = None) -> None:
         super().__init__()
-        self.model, self.task, self.smoothing, self.told = model, task, smoothing, dict(told or {})
+        self.model, self.task, self.smoothing, self.besides = model, task, smoothing, Penalised(model, told or {})
 
     def forward(
         self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"]
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | None]:
-        seen = watched(self.told, self.model)
-        loss = self.task.loss(watching(self.model, seen), (x, y), self.smoothing)
-        return loss, penalty(self.told, self.model, seen or ()).sum() if self.told else None
+        clouds = self.besides.hidden_states()
+        loss, besides = self.task.loss(filling(self.model, clouds), (x, y), self.smoothing), self.besides(clouds)
+        return loss, None if besides is None else besides.sum()
 
 
-def watching(model: nn.Module, seen: list[Tensor] | None) -> Says:
-    """The model, filling a list with its clouds where there is one."""
-    return model if seen is None else partial(model, seen=seen)
+def filling(model: nn.Module, clouds: list[Tensor] | None) -> Says:
+    """The model, filling a list with its hidden states where there is one."""
+    return model if clouds is None else partial(model, hidden_states=clouds)
 
 
 def check_form(recipe: Recipe, form: str, what: str) -> None:

@@ -24,7 +24,7 @@ from rheoscope.files import write_file
 from rheoscope.models import state
 from rheoscope.models.known_tokens import start_known
 from rheoscope.models.optimiser import optimisers, rate_at
-from rheoscope.models.penalty import penalty, watched
+from rheoscope.models.penalty import OF_CLOUDS, penalty
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.run_directory import check_out
 from rheoscope.models.state import Progress, Say
@@ -240,11 +240,12 @@ class Run:
         """Every penalty by itself, without its strength, on the first held-out texts."""
         if not self.recipe.penalty:
             return {}
-        ids, seen = next(iter(self.task.held_out(self.recipe)))[0], watched(self.recipe.penalty, self.model)
+        clouds: list[Tensor] = []
         self.model.eval()
-        if seen is not None:
-            self.model(ids.to(self.place.device), seen=seen)
-        found = {f"penalty {name}": float(penalty({name: 1.0}, self.model, seen or ())) for name in self.recipe.penalty}
+        if OF_CLOUDS.intersection(self.recipe.penalty):
+            ids = next(iter(self.task.held_out(self.recipe)))[0]
+            self.model(ids.to(self.place.device), hidden_states=clouds)
+        found = {f"penalty {name}": float(penalty({name: 1.0}, self.model, clouds)) for name in self.recipe.penalty}
         self.model.train()
         return found
 

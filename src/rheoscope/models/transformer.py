@@ -67,19 +67,19 @@ class Transformer(nn.Module):
         ids: Ids,
         padding: Bool[Tensor, "b n"] | None = None,
         cache: GenerationCache | None = None,
-        seen: list[Cloud] | None = None,
+        hidden_states: list[Cloud] | None = None,
     ) -> Tensor:
-        return self.unembed(self.points(ids, padding, cache, seen))
+        return self.unembed(self.points(ids, padding, cache, hidden_states))
 
     def points(
         self,
         ids: Ids,
         padding: Bool[Tensor, "b n"] | None = None,
         cache: GenerationCache | None = None,
-        seen: list[Cloud] | None = None,
+        hidden_states: list[Cloud] | None = None,
     ) -> Cloud:
         """What is unembedded."""
-        cloud: Tensor = self.stack(ids, padding, cache, seen=seen)
+        cloud: Tensor = self.stack(ids, padding, cache, hidden_states=hidden_states)
         return cloud
 
 
@@ -153,18 +153,18 @@ class Stack(nn.Module):
         cache: GenerationCache | None = None,
         memory: Memory | None = None,
         remembered: Bool[Tensor, "b s"] | None = None,
-        seen: list[Cloud] | None = None,
+        hidden_states: list[Cloud] | None = None,
     ) -> Cloud:
-        """`seen` is filled with the points before every layer, and after the last."""
+        """`hidden_states` is filled with the points before every layer, and after the last."""
         at = self.places_of(ids, 0 if cache is None else len(cache))
         x, real, across = self.enter(ids, at), _there(padding), _there(remembered)
         turn, position = self.place.turn(at), self.place.between()
         for number, block in enumerate(self.blocks):
-            if seen is not None:
-                seen.append(x)
+            if hidden_states is not None:
+                hidden_states.append(x)
             x = block(x, real, turn, position, None if cache is None else cache.layer(number), memory, across)
-        if seen is not None:
-            seen.append(x)
+        if hidden_states is not None:
+            hidden_states.append(x)
         return self.norm(x)
 
     def enter(self, ids: Ids, at: slice) -> Cloud:

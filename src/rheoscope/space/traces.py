@@ -158,7 +158,7 @@ class Traces(Sequence[Trace]):
         found = self.counted(keep_massive, least)
         return self.real if found is None else found
 
-    def ordinary_here(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"]:
+    def ordinary_on_cpu(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"]:
         """The same on the CPU, where a device said it ahead: nobody waits for more than that."""
         found = self.counted(keep_massive, least)
         if found is None or found is self.real:
