@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -132,6 +133,24 @@ def test_rows_that_begin_anywhere(name: str, n: int, dtype: torch.dtype) -> None
     gated = [random(at, 2, n, HEADS * WIDTH + 3).to("cuda", dtype)[..., :-3] for at in range(3)]
     q, k, v = (x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for x in gated)
     agree(mechanism(name, dtype).under("causal"), (q, k, v))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler has its own
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("n", [17, 192])
+def test_such_rows_are_one_graph(n: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shapes checked as in these tests break it
+    made, gated = (
+        mechanism("scaled_dot", dtype).under("causal"),
+        random(1, 2, n, 3 * HEADS * WIDTH + 3).to("cuda", dtype),
+    )
+
+    def attend(gated: Tensor) -> Tensor:
+        parts = gated[..., :-3].unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4)
+        return made.attend(*parts)
+
+    exact = reference(made, *gated.double()[..., :-3].unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4))[0]
+    assert off(torch.compile(attend, fullgraph=True)(gated), exact) < ROUNDING[dtype]
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "bilinear", "cosine", "metric", "mahalanobis", "softmax_sink", "alibi"])
