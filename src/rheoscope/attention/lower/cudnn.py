@@ -40,7 +40,8 @@ def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str
 def refuse_inputs(q: Tensor, k: Tensor) -> str:
     if q.device.type != "cuda" or q.dtype not in HALF:
         return f"cuDNN's kernel takes half precision on a GPU, these are {str(q.dtype).removeprefix('torch.')} on {q.device.type}"
-    if torch.cuda.get_device_capability(q.device) < (9, 0) or not torch.backends.cuda.cudnn_sdp_enabled():
+    # torch.backends.cuda.cudnn_sdp_enabled is this by another name, at which a compiled graph breaks
+    if torch.cuda.get_device_capability(q.device) < (9, 0) or not torch._C._get_cudnn_sdp_enabled():
         return "cuDNN's kernel is not there or slower on this GPU (Hopper or later is wanted)"
     if min(q.shape[-2], k.shape[-2]) < FEWEST:
         return f"{q.shape[-2]} queries and {k.shape[-2]} keys are too few for cuDNN's tiles"
