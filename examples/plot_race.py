@@ -36,8 +36,8 @@ HUES = (
     "#d98880",
     "#5f6b7a",
 )
-BESIDE = 3
-"""Races side by side."""
+BESIDE, FORESTS = 3, 4
+"""Races side by side, as curves and as differences."""
 SHOWN = 7
 """Curves that one panel can hold: the ends and the middle of the field."""
 AT_THE_END = {"asymmetry": ("symmetry", "positive_share", "itself"), "residual": ("residual",)}
@@ -68,9 +68,13 @@ def forest(races: dict[str, Any]) -> Any:
     ranked = sorted(free(first), key=lambda name: float(first.difference.sel(entrant=name)))
     names = ranked + [name for one in races.values() for name in free(one) if name not in ranked]
     names = list(dict.fromkeys(names))
-    figure = new_figure(1.7 + 2.0 * len(races), max(1.8, 0.6 + 0.24 * len(names)))
-    every = np.atleast_1d(figure.subplots(1, len(races), sharey=True))
-    for axes, (name, found) in zip(every, races.items(), strict=True):
+    wide = min(FORESTS, len(races))
+    deep = -(-len(races) // wide)
+    figure = new_figure(1.7 + 2.0 * wide, deep * max(1.8, 0.6 + 0.24 * len(names)))
+    every = figure.subplots(deep, wide, sharey=True, squeeze=False).flatten()
+    for axes in every[len(races) :]:
+        axes.set_visible(False)
+    for axes, (name, found) in zip(every, races.items(), strict=False):
         axes.axvline(0, color=MUTED, lw=0.8)
         for at, entrant in enumerate(names):
             if entrant in found.entrant.values:

@@ -126,7 +126,14 @@ def test_no_spread_and_no_null_give_no_z() -> None:
 
 @given(st.floats(-30, 30), st.integers(1, 200))
 def test_students_law_is_scipys(t: float, freedom: int) -> None:
-    assert float(student(torch.tensor(t, dtype=torch.float64), freedom)) == pytest.approx(
-        2 * stdtr(freedom, -abs(t)),
-        abs=1e-8,  # scipy's own rounding near 0
-    )
+    exact = 2 * stdtr(freedom, -abs(t))
+    assert float(student(torch.tensor(t, dtype=torch.float64), freedom)) == pytest.approx(exact, rel=1e-7, abs=0)
+
+
+def test_what_is_all_but_impossible_is_not_impossible() -> None:
+    t = torch.tensor([80.0, -1e6, math.inf, math.nan, 0.0], dtype=torch.float64)
+    found = student(t, 11)
+    assert found[:2].tolist() == pytest.approx([2 * stdtr(11, -80.0), 2 * stdtr(11, -1e6)], rel=1e-9)
+    assert found[1] > 0
+    assert found[3].isnan()
+    assert (float(found[2]), float(found[4])) == (pytest.approx(0, abs=1e-150), 1)
