@@ -21,6 +21,7 @@ from torch import Tensor
 from rheoscope.attention.definition import for_every_head, positions, scores
 from rheoscope.attention.lower.block_size import numbers_in_cache
 from rheoscope.attention.lower.kernels.offer import TRITON
+from rheoscope.attention.lower.sdpa import aligned
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError
@@ -101,15 +102,9 @@ class Landscape:
             from rheoscope.attention.lower.kernels.totals import log_totals  # Triton, which not every machine has
 
             return log_totals(q.contiguous(), self.keys.contiguous(), self.scale, causal, averaged)
+        q, keys = q.contiguous(), aligned(self.keys)
         out, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            q.contiguous(),
-            self.keys,
-            self.keys if averaged else self.keys[..., :8],
-            None,
-            True,
-            0.0,
-            causal,
-            scale=self.scale,
+            q, keys, keys if averaged else keys[..., :8], None, True, 0.0, causal, scale=self.scale
         )
         return total[..., : q.shape[-2]], out
 
