@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rheoscope.learn.curves import AHEAD, BEHIND
-from rheoscope.learn.entrants import BASELINE, penalties
+from rheoscope.learn.entrants import BASELINE, dials, penalties
 from rheoscope.learn.result import looks, result, times
 from rheoscope.report.style import ACCENT, INK, MUTED, new_figure, styled
 from rheoscope.space.chance import student_ends
@@ -45,9 +45,13 @@ AT_THE_END = {"asymmetry": ("symmetry", "positive_share", "itself"), "residual":
 GEOMETRY = ("symmetry", "positive_share", "agreement", "effective_rank", "toward_next", "induction")
 
 
+def named(found: Any) -> list[str]:
+    return [str(name) for name in found.entrant.values]
+
+
 def free(found: Any) -> list[str]:
     """Entrants that are no point of a dial, and not the baseline."""
-    return [name for name in map(str, found.entrant.values) if name != BASELINE and not penalties(name)]
+    return [name for name in named(found) if name != BASELINE and not penalties(name)]
 
 
 def title(name: str, found: Any) -> str:
@@ -171,17 +175,6 @@ def curves(races: dict[str, Any]) -> Any:
 # The dial
 
 
-def dials(found: Any) -> dict[str, list[tuple[float, str]]]:
-    """For every penalty with several strengths: strengths and entrants."""
-    made: dict[str, list[tuple[float, str]]] = {}
-    for name in map(str, found.entrant.values):
-        told = penalties(name)
-        if len(told) == 1:
-            penalty, strength = next(iter(told.items()))
-            made.setdefault(penalty, []).append((strength, name))
-    return {penalty: sorted(along) for penalty, along in made.items() if len(along) > 1}
-
-
 def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -> Any:
     """Final loss, tokens to a loss that all reach, and what became of what it turns, against λ; 0 at the left, tied at the right."""
     soon, seen = result(file, reached_by_all(found)), looks(file)
@@ -290,12 +283,12 @@ def main() -> None:
     found = {name: result(path) for name, path in files.items()}
     drawn = {}
     with styled():
-        plain = {name: one for name, one in found.items() if not dials(one) and free(one)}
+        plain = {name: one for name, one in found.items() if not dials(named(one)) and free(one)}
         if plain:
             drawn["race-differences"] = forest(plain)
             drawn["race-curves"] = curves(plain)
         for name, one in found.items():
-            for penalty, along in dials(one).items():
+            for penalty, along in dials(named(one)).items():
                 drawn[f"race-{name}" if name == penalty else f"race-{name}-{penalty}"] = dial(
                     files[name], one, penalty, along
                 )

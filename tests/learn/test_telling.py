@@ -187,6 +187,7 @@ def raced_by_hand() -> Any:
     lost[0] = torch.nan
     made = {
         "untied": base, "untied+asymmetry=0.1": base + 0.02, "untied+asymmetry=10": base + 0.2 + 0.001 * torch.arange(6), "sink": lost,
+        "tied+asymmetry=1": base,
     }  # fmt: skip
     found = compare([curves(name, last, rate) for name, last in made.items() for rate in (1e-3, 1e-2)])
     return dataset(found, by_hand(rates=[1e-3, 1e-2], seeds=6))
@@ -207,7 +208,13 @@ def test_the_table_says_what_the_numbers_are() -> None:
     found = raced_by_hand()
     told = telling.table(found)
     rows = [[cell.text for cell in row] for row in told.rows]
-    assert [row[0] for row in rows] == ["untied", "untied+asymmetry=0.1", "untied+asymmetry=10", "sink"]
+    assert [row[0] for row in rows] == [
+        "untied",
+        "untied+asymmetry=0.1",
+        "untied+asymmetry=10",
+        "sink",
+        "tied+asymmetry=1",
+    ]
     assert rows[0][6] == "baseline"
     assert rows[2][6] == "behind"
     assert rows[2][3].startswith("+0.20")

@@ -45,6 +45,11 @@ def metric(**changes: Any) -> Changes:
     return lambda config: {"mechanism": "metric", "options": {"sigma": config.head_width**0.25}} | changes
 
 
+def small_branches(config: Config) -> dict[str, Any]:
+    """What every half-layer adds, times 1/√(2 depth): all of them together move a token as far as one would."""
+    return {"branch": (2 * config.depth) ** -0.5}
+
+
 BASELINE = "untied"
 # fmt: off
 ENTRANTS: dict[str, Entrant] = {
@@ -69,6 +74,8 @@ ENTRANTS: dict[str, Entrant] = {
     "tied_metric": Entrant("tied, and scores fall with the squared distance", metric(projection="tied")),
     "symmetric_relation": Entrant("one learned map of queries and keys, scores are dot products in it", to(mechanism="symmetric_relation")),
     "relation": Entrant("a learned map of queries and one of keys, scores are dot products of the two", to(mechanism="relation")),
+    "small_branches": Entrant("what every half-layer adds is multiplied by 1/√(2 depth): layers start with small steps", small_branches),
+    "long_words": Entrant("words begin √width times as long: steps of the first layers are small beside them", to(scaled_embedding=True)),
     "sink": Entrant("a softmax that may give nothing to anybody", to(mechanism="softmax_sink")),
     "sigmoid": Entrant("every weight by itself, a sigmoid of its score", to(mechanism="sigmoid")),
     "linear": Entrant("positive features of queries and keys, divided by their sum: no softmax", to(mechanism="linear")),
@@ -121,6 +128,21 @@ def penalties(name: str) -> dict[str, float]:
                 f"a penalty is NAME=NUMBER, got {told!r}; type --mechanisms untied+asymmetry=0.1"
             ) from error
     return found
+
+
+def dials(names: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
+    """The baseline at several strengths of one penalty, weakest first: a curve for every penalty of which there are two or more.
+
+    >>> dials(["untied", "untied+asymmetry=10", "untied+asymmetry=0.1", "tied+asymmetry=1", "untied+residual=1"])
+    {'asymmetry': [(0.1, 'untied+asymmetry=0.1'), (10.0, 'untied+asymmetry=10')]}
+    """
+    found: dict[str, list[tuple[float, str]]] = {}
+    for name in names:
+        told = penalties(name)
+        if name.partition("+")[0] == BASELINE and len(told) == 1:
+            (penalty, strength), *_ = told.items()
+            found.setdefault(penalty, []).append((strength, name))
+    return {penalty: sorted(along) for penalty, along in found.items() if len(along) > 1}
 
 
 def matched(config: Config, like: Config, measure: Callable[[Config], int]) -> Config:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from rheoscope.learn.curves import AHEAD, BEHIND, first_at, median, ratio
-from rheoscope.learn.entrants import ENTRANTS, penalties
+from rheoscope.learn.entrants import ENTRANTS, dials
 from rheoscope.report.page import Page
 from rheoscope.report.picture import CLUSTERS, Axis, Line, Mark, Panel, Picture, Shape
 from rheoscope.report.plot.fields import band, in_words
@@ -161,13 +161,12 @@ def _rates(found: "xarray.Dataset") -> list[Panel]:
 
 def _dials(found: "xarray.Dataset") -> list[Panel]:
     """For every penalty that entrants have at several strengths: how far from the baseline, and how soon at the target, against λ."""
-    told = [(penalties(name), at) for at, name in enumerate(_names(found))]
-    panels = []
-    for penalty in dict.fromkeys(name for one, _ in told for name in one):
-        along = sorted((one[penalty], at) for one, at in told if set(one) == {penalty} and one[penalty] > 0)
-        if len(along) > 1:
-            at = [place for _, place in along]
-            panels += _dial(found, penalty, np.array([strength for strength, _ in along]), at)
+    names, panels = _names(found), []
+    for penalty, along in dials(names).items():
+        strong = [(strength, names.index(name)) for strength, name in along if strength > 0]
+        if len(strong) > 1:
+            at = [place for _, place in strong]
+            panels += _dial(found, penalty, np.array([strength for strength, _ in strong]), at)
     return panels
 
 
