@@ -252,6 +252,15 @@ def test_an_isometry_spans_what_was_given(seed: int, lead: list[int], k: int) ->
     assert gap(isometric(3.7 * V), W) <= 1e-6
 
 
+def test_the_gradient_of_an_isometry_is_that_of_its_formula() -> None:
+    V = torch.randn(2, 3, 4, 6, dtype=F64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    g = torch.randn(2, 3, 4, 6, dtype=F64, generator=torch.Generator().manual_seed(2))
+    plain = torch.linalg.solve_triangular(torch.linalg.cholesky(V @ V.mT), V, upper=False)
+    assert gap(isometric(V), plain) <= 1e-12
+    own, exact = (torch.autograd.grad(W, V, g)[0] for W in (isometric(V), plain))
+    assert gap(own, exact) <= 1e-12
+
+
 def test_isometric_values_are_free() -> None:
     part, W = Isometric(config("isometric")), torch.randn(48, 16)
     assert torch.equal(part.weight(W)[32:], W[32:])

@@ -279,8 +279,9 @@ class Isometric(Projection):
     """
 
     def weight(self, W: Weight) -> Weight:
-        q, k, v = W.split(sizes(self.layout), dim=-2)
-        return torch.cat([*(isometric(part.unflatten(-2, (-1, self.width))).flatten(-3, -2) for part in (q, k)), v], -2)
+        q, k, v = sizes(self.layout)
+        compared, given = W.split((q + k, v), dim=-2)
+        return torch.cat([isometric(compared.unflatten(-2, (-1, self.width))).flatten(-3, -2), given], -2)
 
     def rows(self, read: nn.Module, u: Cloud) -> Row:
         with_bias: Any = read
@@ -375,9 +376,31 @@ def isometric(V: Float[Tensor, "*lead k d"]) -> Float[Tensor, "*lead k d"]:
     True
     """
     with torch.autocast(V.device.type, enabled=False):
-        exact = V.to(torch.promote_types(V.dtype, torch.float32))
-        L = torch.linalg.cholesky_ex(exact @ exact.mT).L  # checks nothing: a GPU would have to be waited for
-        return torch.linalg.solve_triangular(L, exact, upper=False).to(V.dtype)
+        return _Isometric.apply(V.to(torch.promote_types(V.dtype, torch.float32)))[0].to(V.dtype)
+
+
+class _Isometric(torch.autograd.Function):
+    """L⁻¹V, and L⁻¹ for its gradient: two products where the factorisation's own would solve three triangles, one after the other."""
+
+    @staticmethod
+    def forward(V: Tensor) -> tuple[Tensor, Tensor]:
+        L = torch.linalg.cholesky_ex(V @ V.mT).L  # checks nothing: a GPU would have to be waited for
+        undone = torch.linalg.solve_triangular(
+            L, torch.eye(L.shape[-1], dtype=V.dtype, device=V.device).expand_as(L), upper=False
+        )
+        return undone @ V, undone
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> Tensor:
+        W, undone = ctx.saved_tensors
+        turned = g @ W.mT
+        return undone.mT @ (g - (turned.tril() + turned.tril(-1).mT) @ W)
 
 
 def linear(u: Cloud, W: Weight, b: Float[Tensor, "*models rows"] | None) -> Row:
