@@ -127,6 +127,17 @@ def _interrupting(after: int) -> Any:
     return hear
 
 
+def test_what_a_killed_worker_was_writing_does_not_stay(first: tuple[Job, Path], tmp_path: Path) -> None:
+    asked, folder = first
+
+    def torn(progress: Any) -> None:
+        place = next((tmp_path / "run" / "rows").iterdir())
+        (place / ".part-0000001-torn.parquet").write_bytes(b"PAR1")
+
+    drive(asked, tmp_path / "run", hear=torn)
+    assert content(tmp_path / "run") == content(folder)
+
+
 def test_the_order_of_shards_does_not_show(first: tuple[Job, Path], tmp_path: Path) -> None:
     from contextlib import contextmanager
 

@@ -66,13 +66,14 @@ def fingerprint(job: Job, model: dict[str, Any], shards: list[Shard]) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Inside, nobody else works on the folder of a run, and nothing in it is half-written."""
+    """Inside, nobody else works on the folder of a run; before and after nothing in it is half-written."""
     foreign = [one for one in strangers(folder) if one.name != PLAN]
     if foreign and not (folder / MANIFEST).exists():  # the plan is written before the manifest
         raise RheoscopeError(f"{folder} is there and holds no corpus run; type another --out")
     with alone(folder):
         _clear(folder)
         yield
+        _clear(folder)  # workers that were killed meanwhile
 
 
 def _clear(folder: Path) -> None:
