@@ -137,10 +137,10 @@ def dials(names: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
     {'asymmetry': [(0.1, 'untied+asymmetry=0.1'), (10.0, 'untied+asymmetry=10')]}
     """
     found: dict[str, list[tuple[float, str]]] = {}
-    for name in names:
-        told = penalties(name)
-        if name.partition("+")[0] == BASELINE and len(told) == 1:
-            (penalty, strength), *_ = told.items()
+    for name in (name for name in names if name.partition("+")[0] == BASELINE):
+        told = [(penalty, strength) for penalty, strength in penalties(name).items() if strength > 0]
+        if len(told) == 1:
+            penalty, strength = told[0]
             found.setdefault(penalty, []).append((strength, name))
     return {penalty: sorted(along) for penalty, along in found.items() if len(along) > 1}
 

@@ -163,10 +163,8 @@ def _dials(found: "xarray.Dataset") -> list[Panel]:
     """For every penalty that entrants have at several strengths: how far from the baseline, and how soon at the target, against λ."""
     names, panels = _names(found), []
     for penalty, along in dials(names).items():
-        strong = [(strength, names.index(name)) for strength, name in along if strength > 0]
-        if len(strong) > 1:
-            at = [place for _, place in strong]
-            panels += _dial(found, penalty, np.array([strength for strength, _ in strong]), at)
+        strengths = np.array([strength for strength, _ in along])
+        panels += _dial(found, penalty, strengths, [names.index(name) for _, name in along])
     return panels
 
 
