@@ -259,6 +259,16 @@ def test_with_halves_every_number_is_of_the_seeds_that_are_judged() -> None:
     assert "chosen on seeds 0, 1, judged on 2, 3" not in telling.note(told)  # one rate is no choice
 
 
+def test_who_stands_at_another_rate_or_at_an_end_is_named() -> None:
+    last, grid = torch.linspace(3.0, 3.3, 4, dtype=torch.float64), (1e-3, 2e-3, 4e-3)
+    best = {"untied": 2e-3, "sink": 2e-3, "tied": 4e-3}
+    every = [curves(name, last + (rate != own), rate) for name, own in best.items() for rate in grid]
+    said = telling.note(dataset(compare(every), by_hand(rates=list(grid), seeds=4)))
+    assert "At an end of the grid, where a wider one might help: tied." in said
+    assert "At another rate than the baseline, so that a difference may be the rate's: tied." in said
+    assert "At " not in telling.note(dataset(compare(every[:6]), by_hand(rates=list(grid), seeds=4)))
+
+
 def test_rates_are_drawn_where_somebody_raced_at_several() -> None:
     found = raced_by_hand()
     own = found.loss_by_rate.where(np.eye(*found.loss_by_rate.shape, dtype=bool))  # each at a rate of its own

@@ -179,17 +179,16 @@ def note(found: "xarray.Dataset") -> str:
     chosen = "on the same seeds" if same else f"on seeds {told['rates_chosen_on']}, judged on seeds {told['judged_on']}"
     grid = f"each at the best of {rates} rates, chosen {chosen}; " if rates > 1 else ""
     ends = {float(found.rate.min()), float(found.rate.max())} if rates > 2 else set()
-    outer = [
-        str(name)
-        for name, rate in zip(found.entrant.values, found.best_rate.values, strict=True)
-        if float(rate) in ends
-    ]
+    at = {str(name): float(rate) for name, rate in zip(found.entrant.values, found.best_rate.values, strict=True)}
+    outer = [name for name, rate in at.items() if rate in ends]
+    apart = [name for name, rate in at.items() if rate != at[BASELINE]]
     others = plural(found.sizes["entrant"] - 1, "entrant")
     return (
         f"Differences are paired by seed, {grid}p after Holm's correction over {others}. tokens and FLOPs: "
         f"to a loss of {told['target']:.4f}, over the baseline's, median over seeds."
-        + f" At an end of the grid, where a wider one might help: {', '.join(outer)}."
-        * bool(outer)
+        + f" At an end of the grid, where a wider one might help: {', '.join(outer)}." * bool(outer)
+        + f" At another rate than the baseline, so that a difference may be the rate's: {', '.join(apart)}."
+        * bool(apart)
     )
 
 
