@@ -58,6 +58,11 @@ def title(name: str, found: Any) -> str:
     return f"{name}, {found.attrs['seeds']} seeds"
 
 
+def rows_and_columns(panels: int, beside: int) -> tuple[int, int]:
+    """Of a figure with so many panels, at most so many side by side."""
+    return -(-panels // beside), min(beside, panels)
+
+
 def reached_by_all(found: Any) -> float:
     """The loss at which every seed of every entrant arrives, so that nobody is left out of a comparison of how soon."""
     return float(np.nanmax(found.loss.values[:, :, -1]))
@@ -72,8 +77,7 @@ def forest(races: dict[str, Any]) -> Any:
     ranked = sorted(free(first), key=lambda name: float(first.difference.sel(entrant=name)))
     names = ranked + [name for one in races.values() for name in free(one) if name not in ranked]
     names = list(dict.fromkeys(names))
-    wide = min(FORESTS, len(races))
-    deep = -(-len(races) // wide)
+    deep, wide = rows_and_columns(len(races), FORESTS)
     figure = new_figure(1.7 + 2.0 * wide, deep * max(1.8, 0.6 + 0.24 * len(names)))
     every = figure.subplots(deep, wide, sharey=True, squeeze=False).flatten()
     for axes in every[len(races) :]:
@@ -129,8 +133,7 @@ def spread(wanted: list[float], gap: float) -> list[float]:
 
 def curves(races: dict[str, Any]) -> Any:
     """Above, the baseline's loss; below, how far others are from it, paired by seed, with 95 % bands."""
-    wide = min(BESIDE, len(races))
-    deep = -(-len(races) // wide)
+    deep, wide = rows_and_columns(len(races), BESIDE)
     figure, colours = new_figure(0.6 + 3.4 * wide, 4.6 * deep), hues(races)
     every = figure.subplots(2 * deep, wide, squeeze=False, height_ratios=(1, 2) * deep)
     for axes in every.flat:

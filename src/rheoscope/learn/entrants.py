@@ -45,8 +45,8 @@ def metric(**changes: Any) -> Changes:
     return lambda config: {"mechanism": "metric", "options": {"sigma": config.head_width**0.25}} | changes
 
 
-def small_branches(config: Config) -> dict[str, Any]:
-    """What every half-layer adds, times 1/√(2 depth): all of them together move a token as far as one would."""
+def scaled_branches(config: Config) -> dict[str, Any]:
+    """What attention and FFN add to the residual stream, each times 1/√(2 depth): all together move a token as far as one would."""
     return {"branch": (2 * config.depth) ** -0.5}
 
 
@@ -74,8 +74,8 @@ ENTRANTS: dict[str, Entrant] = {
     "tied_metric": Entrant("tied, and scores fall with the squared distance", metric(projection="tied")),
     "symmetric_relation": Entrant("one learned map of queries and keys, scores are dot products in it", to(mechanism="symmetric_relation")),
     "relation": Entrant("a learned map of queries and one of keys, scores are dot products of the two", to(mechanism="relation")),
-    "small_branches": Entrant("what every half-layer adds is multiplied by 1/√(2 depth): layers start with small steps", small_branches),
-    "long_words": Entrant("words begin √width times as long: steps of the first layers are small beside them", to(scaled_embedding=True)),
+    "scaled_branches": Entrant("what attention and FFN add is multiplied by 1/√(2 depth): layers start with small steps", scaled_branches),
+    "scaled_embedding": Entrant("words begin √width times as long: first steps are small beside them", to(scaled_embedding=True)),
     "sink": Entrant("a softmax that may give nothing to anybody", to(mechanism="softmax_sink")),
     "sigmoid": Entrant("every weight by itself, a sigmoid of its score", to(mechanism="sigmoid")),
     "linear": Entrant("positive features of queries and keys, divided by their sum: no softmax", to(mechanism="linear")),
@@ -131,7 +131,7 @@ def penalties(name: str) -> dict[str, float]:
 
 
 def dials(names: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
-    """The baseline at several strengths of one penalty, weakest first: a curve for every penalty of which there are two or more.
+    """For every penalty, the entrants that are the baseline under it at two or more strengths, weakest first: points of one curve.
 
     >>> dials(["untied", "untied+asymmetry=10", "untied+asymmetry=0.1", "tied+asymmetry=1", "untied+residual=1"])
     {'asymmetry': [(0.1, 'untied+asymmetry=0.1'), (10.0, 'untied+asymmetry=10')]}

@@ -274,7 +274,7 @@ class Isometric(Projection):
     """W_QᵀW_Q = W_KᵀW_K = I for every head: queries and keys are what the token is in a subspace, no length or angle inside it changed.
 
     Weights are made orthonormal in every forward by the triangle of their Gram matrix, W = V L⁻ᵀ with VᵀV = LLᵀ (Cholesky QR): one
-    factorisation of k×k a head, exact, differentiable, batched; a Newton–Schulz iteration would take ten products to come as near, a
+    factorisation of k×k a head, exact, batched, differentiable once; a Newton–Schulz iteration would take ten products to come as near, a
     Householder QR works on d×k. Lengths of V do nothing, so decay changes the pace alone; the norm's gain is free to warm scores.
     """
 
@@ -380,15 +380,17 @@ def isometric(V: Float[Tensor, "*lead k d"]) -> Float[Tensor, "*lead k d"]:
 
 
 class _Isometric(torch.autograd.Function):
-    """L⁻¹V, and L⁻¹ for its gradient: two products where the factorisation's own would solve three triangles, one after the other."""
+    """Rows made orthonormal, with a gradient of a few products; autograd's own would solve three triangles one after the other.
+
+    W = L⁻¹V    A = G Wᵀ, G the gradient of W    gradient of V: L⁻ᵀ (G − (tril A + (strict tril A)ᵀ) W)
+    """
 
     @staticmethod
     def forward(V: Tensor) -> tuple[Tensor, Tensor]:
         L = torch.linalg.cholesky_ex(V @ V.mT).L  # checks nothing: a GPU would have to be waited for
-        undone = torch.linalg.solve_triangular(
-            L, torch.eye(L.shape[-1], dtype=V.dtype, device=V.device).expand_as(L), upper=False
-        )
-        return undone @ V, undone
+        eye = torch.eye(L.shape[-1], dtype=V.dtype, device=V.device)
+        inverse = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
+        return inverse @ V, inverse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -397,10 +399,10 @@ class _Isometric(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor, _: Tensor) -> Tensor:
-        W, undone = ctx.saved_tensors
-        turned = g @ W.mT
-        return undone.mT @ (g - (turned.tril() + turned.tril(-1).mT) @ W)
+    def backward(ctx: Any, G: Tensor, _: Tensor) -> Tensor:
+        W, inverse = ctx.saved_tensors
+        A = G @ W.mT
+        return inverse.mT @ (G - (A.tril() + A.tril(-1).mT) @ W)
 
 
 def linear(u: Cloud, W: Weight, b: Float[Tensor, "*models rows"] | None) -> Row:
