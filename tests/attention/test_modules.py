@@ -1,5 +1,7 @@
 """Layers: parameters of a mechanism are trained, caches change nothing, any mechanism fits."""
 
+import copy
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from rheoscope.attention.parameters import tensors
 from rheoscope.attention.position import ALiBi, Learned, Rotary, alibi_slopes
 from rheoscope.attention.zoo import ZOO
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import COMPOSED, EVERY, any_mechanism, gap, inputs, random
+from tests.attention.cases import COMPOSED, EVERY, any_mechanism, constructed, gap, inputs, random
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -59,6 +61,19 @@ def test_any_mechanism_makes_a_layer(name: str) -> None:
     x = random(1, 2, 5, 12).float()
     assert layer(x).shape == (2, 5, 12)
     assert layer.W_K.weight.shape == (6, 12)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_call_puts_no_mechanism_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a mask, with other numbers in the places of its parameters."""
+    layer, x = rs.nn.MultiHeadAttention(12, heads=4, mechanism=name), random(1, 2, 5, 12).float()
+    others = {path: 2 * own for path, own in layer.named_parameters()}
+    mask = "causal" if layer.attention.mechanism.domain.masked else None
+    expected = copy.deepcopy(layer)
+    expected.load_state_dict(others)
+    made = constructed(monkeypatch)
+    assert torch.equal(torch.func.functional_call(layer, others, x, {"mask": mask}), expected(x, mask=mask))
+    assert not made
 
 
 @pytest.mark.parametrize(

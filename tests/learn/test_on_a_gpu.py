@@ -9,6 +9,7 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 import rheoscope as rs
 from rheoscope.learn import kept
@@ -80,6 +81,7 @@ def test_every_entrant_has_the_gradient_of_a_cpu(name: str) -> None:
     for key, p in (one for model in models for one in model.named_parameters()):
         p.data *= 2 if p.ndim > 1 and ".mechanism." not in key else 1  # scores matter; more, and bfloat16 loses them
     (x, y), _ = pack.batch(task, pack.seeds, 0)
+    counters.clear()
     with many_graphs(True):
         for device in ("cpu", "cuda"):
             learner = packed_learner([copy.deepcopy(one).to(device) for one in models], pack.seeds, by, task)
@@ -89,6 +91,7 @@ def test_every_entrant_has_the_gradient_of_a_cpu(name: str) -> None:
                 losses, besides = learner.objective(x.to(device), y.to(device))
             (losses.sum() if besides is None else losses.sum() + besides.sum()).backward()
             found.append({key: p.grad.cpu() for key, p in learner.model.named_parameters() if p.grad is not None})
+    assert not counters["graph_break"]  # a block is one graph
     here, there = found
     assert here.keys() == there.keys()
     for key, own in here.items():

@@ -17,6 +17,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Task
 from rheoscope.models.transformer import Transformer, Translator, architecture
+from tests.attention.cases import constructed
 from tests.learn.cases import Letters, config, recipe, task_for
 from tests.models.cases import CASES, tiny
 from tests.pretrained.cases import randomised
@@ -100,6 +101,14 @@ def test_tied_weights_stay_one() -> None:
     assert packed.unpack(1).unembed.weight is not None
     translator = Packed(models(config(form="encoder-decoder"))).body
     assert translator.encoder.embed.weight is translator.decoder.embed.weight is translator.unembed.weight
+
+
+@pytest.mark.parametrize("name", KINDS_OF_MODEL)
+def test_a_forward_puts_no_mechanism_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = Packed(models(CONFIGS[name]))
+    made = constructed(monkeypatch)
+    packed(*given(CONFIGS[name]))
+    assert not made
 
 
 def test_what_cannot_be_packed_is_refused() -> None:

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import sinusoidal_table
 from rheoscope.attention.zoo import ZOO
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache
 from rheoscope.models.transformer import Stack, build, parameter_count
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import gap, random
+from tests.attention.cases import constructed, gap, random
 from tests.models.outside import (
     CAUSAL,
     GROWING,
@@ -475,15 +474,14 @@ def test_weights_are_dropped_while_training_alone() -> None:
         build(config.but(mechanism="sigmoid"))
 
 
-@pytest.mark.parametrize("position", ["rotary", "learned", "sinusoidal", "none"])
+@pytest.mark.parametrize("position", POSITIONS)
 def test_a_forward_puts_no_mechanism_together(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile (2.11) breaks its graph where one is made: the step of a 124M decoder then takes a fifth longer."""
     model, ids = (
         build(Config(vocabulary=11, width=8, depth=2, heads=2, position=position)),  # type: ignore[arg-type]
         torch.tensor([[1, 2]]),
     )
-    made = []
-    monkeypatch.setattr(Mechanism, "__init__", lambda self, *given, **named: made.append(type(self)))
+    made = constructed(monkeypatch)
     assert model(ids).shape == (1, 2, 11)
     assert not made
 

@@ -19,7 +19,7 @@ from rheoscope.attention.feature import Feature, Identity
 from rheoscope.attention.mask import Mask, NoMask, as_mask
 from rheoscope.attention.normaliser.domain import Domain, Normaliser
 from rheoscope.attention.normaliser.softmax import Softmax
-from rheoscope.attention.parameters import Structure, structure
+from rheoscope.attention.parameters import Structure, structure, with_parts
 from rheoscope.attention.position import NoPosition, Position
 from rheoscope.attention.score import Gram, Score
 from rheoscope.shapes import KeyAt, Keys, Outputs, Queries, RowAt, Scores, Weights
@@ -60,7 +60,7 @@ class Definition(ABC):  # noqa: B024 (abstract: `Mechanism` is the one to make)
 
     def under(self: Own, mask: Masked) -> Own:
         """The same mechanism, permitting only what `mask` permits too."""
-        return self if mask is None else replace(self, mask=self.mask & as_mask(mask))
+        return self if mask is None else with_parts(self, mask=self.mask & as_mask(mask))
 
     def of_heads(self: Own, some: list[int]) -> Own:
         """The mechanism of some query heads alone: every part gives what it holds for them."""

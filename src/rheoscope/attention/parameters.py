@@ -5,7 +5,7 @@ before each call.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -49,7 +49,22 @@ def with_tensors(value: Value, new: Mapping[str, Tensor]) -> Value:
         else:
             changes[name] = tensor
     changes |= {name: with_tensors(getattr(value, name), told) for name, told in inner.items()}
-    return replace(value, **changes) if changes else value  # type: ignore[type-var]
+    return with_parts(value, **changes) if changes else value
+
+
+def with_parts(value: Value, /, **changes: Any) -> Value:
+    """The same frozen value with other parts, unchecked: `dataclasses.replace` where a graph is traced.
+
+    A constructor whose defaults are values is more than torch 2.11 can trace: the graph would break here.
+
+    >>> from rheoscope.attention.score import Gram
+    >>> with_parts(Gram(), scale=2.0).scale
+    2.0
+    """
+    made = object.__new__(type(value))
+    for field in fields(value):  # type: ignore[arg-type]
+        object.__setattr__(made, field.name, changes.get(field.name, getattr(value, field.name)))
+    return made
 
 
 def structure(value: Any) -> Structure:

@@ -21,7 +21,7 @@ from rheoscope.attention.definition import Masked, positions
 from rheoscope.attention.mask import Mask, Table, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
-from rheoscope.attention.parameters import with_tensors
+from rheoscope.attention.parameters import with_parts, with_tensors
 from rheoscope.attention.position import ALiBi, NoPosition
 from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.places import LearnedTable, Places
@@ -194,12 +194,20 @@ class PackedAttention(nn.Module):
         if len(plain.functions):
             raise CannotPack("a score that is a module of its own has no packed form")
         self.learned = nn.ParameterDict({name: hold(own) for name, own in plain.learned.items()})
-        self.paths, self.mechanism = plain.paths, plain.mechanism
+        self.paths, self.mechanism = plain.paths, OfSeeds({}, **parts(plain.mechanism))
 
     def current(self) -> "OfSeeds":
         """The mechanism with the parameters as they are now."""
-        parts = {part.name: getattr(self.mechanism, part.name) for part in fields(self.mechanism)}
-        return OfSeeds(**parts, tensors={self.paths[name]: x for name, x in self.learned.items()})
+        return with_parts(self.mechanism, tensors={self.paths[name]: x for name, x in self.learned.items()})
+
+
+ONE = Mechanism()
+"""What the mechanism of each seed is made from: one that is constructed inside a forward breaks the graph of torch 2.11."""
+
+
+def parts(mechanism: Mechanism) -> dict[str, Any]:
+    """The five of any mechanism, by name."""
+    return {part.name: getattr(mechanism, part.name) for part in fields(ONE)}
 
 
 @final
@@ -223,7 +231,7 @@ class OfSeeds(Mechanism):
         seeds, heads = len(next(iter(self.tensors.values()))), q.shape[1]
         at = self.position
         position = ALiBi(at.slopes.repeat(seeds)) if isinstance(at, ALiBi) else at
-        one = Mechanism(self.score, self.mask, position, self.normaliser, self.value)
+        one = with_parts(ONE, **parts(self) | {"position": position})
         mine = with_tensors(one, {path: of_each_head(x, heads) for path, x in self.tensors.items()})
         permitted = None if mask is None else for_each_head(mask, q, k, seeds)
         q, k, v = (seeds_as_heads(x, seeds) for x in (q, k, v))

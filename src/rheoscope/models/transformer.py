@@ -9,7 +9,6 @@ cloud of shape (b, n, d). `space/` sees these modules through `describing.py`, e
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import final
 
 import torch
@@ -21,6 +20,7 @@ from rheoscope.attention.cache import Answering, Answers, Cache, Remembered, Rem
 from rheoscope.attention.mask import Mask, Padding, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
+from rheoscope.attention.parameters import with_parts
 from rheoscope.attention.position import Position, Turn
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
@@ -295,12 +295,12 @@ def attend(
     position: Position | None,
 ) -> Float[Tensor, "b h n e"]:
     """The mechanism under a mask, with a position that adds a bias where there is one."""
-    return (mechanism if position is None else replace(mechanism, position=position)).attend(q, k, v, mask)
+    return (mechanism if position is None else with_parts(mechanism, position=position)).attend(q, k, v, mask)
 
 
 def dropping(mechanism: Mechanism, share: float) -> Mechanism:
     """The mechanism with a share of its weights dropped: while it trains."""
-    return replace(mechanism, normaliser=mechanism.normaliser.dropping(share)) if share else mechanism
+    return with_parts(mechanism, normaliser=mechanism.normaliser.dropping(share)) if share else mechanism
 
 
 class FFN(nn.Module):

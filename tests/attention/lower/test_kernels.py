@@ -312,7 +312,7 @@ def test_on_a_gpu_a_compiled_graph_holds_them(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shapes checked as in these tests break it
     mechanism = made("sigmoid")
     q, k, v = (random(seed, 1, 2, 192, 64, dtype=torch.float32).cuda().requires_grad_() for seed in range(3))
-    compiled = torch.compile(lambda q, k, v: mechanism.attend(q, k, v, "causal"))
+    compiled = torch.compile(lambda q, k, v: mechanism.attend(q, k, v, "causal"), fullgraph=True)
     own, eager = (
         torch.autograd.grad(f(q, k, v).sum(), (q, k, v)) for f in (compiled, lambda *x: mechanism.attend(*x, "causal"))
     )

@@ -1,6 +1,5 @@
 """Shaped attention as a sum of three that are faster: o = alpha v_i + beta attention_i - gamma (mean of permitted v)."""
 
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -10,6 +9,7 @@ from rheoscope.attention.lower import blocks, cudnn, flex, plain, sdpa
 from rheoscope.attention.lower.offer import Offer, Run, first
 from rheoscope.attention.lower.past import less_past_mean
 from rheoscope.attention.normaliser.softmax import Softmax
+from rheoscope.attention.parameters import with_parts
 from rheoscope.attention.position import NoPosition
 from rheoscope.attention.score import Gram
 
@@ -36,12 +36,12 @@ def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str
 
 
 def softened(mechanism: Definition) -> Definition:
-    return replace(mechanism, normaliser=SOFT)
+    return with_parts(mechanism, normaliser=SOFT)
 
 
 def evened(mechanism: Definition) -> Definition:
     """Softmax of scores that are all the same."""
-    return replace(mechanism, score=EVEN, position=NOWHERE, normaliser=SOFT)
+    return with_parts(mechanism, score=EVEN, position=NOWHERE, normaliser=SOFT)
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, attention: Run, even: Run) -> Tensor:
