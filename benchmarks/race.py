@@ -58,7 +58,7 @@ def stepper(learners: Sequence[Learner], pack: Pack, task: Prose, device: str) -
 
 
 def made(pack: Pack, task: Prose, device: str, together: int, blocks: bool = False) -> list[Learner]:
-    """Learners of so many seeds each; 0: of one seed as `rheoscope train` trains it, whose steps are not recorded."""
+    """Learners of so many seeds each, whose steps are recorded; 0: of one seed, whose steps are not."""
     models = {seed: drawn(pack.recipe.config, seed).to(device) for seed in pack.seeds}
     learners = [lone_learner(model, seed, pack.recipe, task) for seed, model in models.items()] if not together else []
     for begin in range(0, len(pack.seeds), together) if together else ():
@@ -66,7 +66,8 @@ def made(pack: Pack, task: Prose, device: str, together: int, blocks: bool = Fal
         learners.append(packed_learner([models[seed] for seed in seeds], seeds, pack.recipe, task))
     for learner in learners if device == "cuda" and len(pack.seeds) > FEWEST else ():
         learner.compile(blocks)
-        learner.record()
+        if together:
+            learner.record()
     return learners
 
 

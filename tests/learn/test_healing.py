@@ -28,7 +28,7 @@ from rheoscope.learn.healing import (
     trained,
 )
 from rheoscope.learn.healing_told import show, table_of, tokens_of
-from rheoscope.learn.recorded import Recorder, forget_accumulate_grad
+from rheoscope.models.recorded import Recorder, forget_accumulate_grad
 from rheoscope.report.command import Files
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.form import at_offset, own_form

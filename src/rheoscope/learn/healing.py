@@ -32,7 +32,7 @@ from rheoscope.covers.pieces import kept_tokens, losses
 from rheoscope.covers.replacements import RELEVANCE
 from rheoscope.covers.surgery import predicting_heads
 from rheoscope.files import write_file
-from rheoscope.learn.recorded import Recorder, forget_accumulate_grad
+from rheoscope.models.recorded import Recorder, forget_accumulate_grad
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.form import Form, columns, less, own_form

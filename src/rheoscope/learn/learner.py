@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from rheoscope.learn.optimiser import clip_each, packed_optimisers
 from rheoscope.learn.packed import Packed
-from rheoscope.learn.recorded import Recorder
-from rheoscope.models.optimiser import optimisers, rate_at
+from rheoscope.models.optimiser import optimisers, rate_at, recordable, set_rate
 from rheoscope.models.penalty import Penalised
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.recorded import Recorder
 from rheoscope.models.state import optimiser_tensors, put_back
 from rheoscope.models.task import Batch, Task, autocast, filling, seed_draws
 from rheoscope.models.train import Piece
@@ -107,16 +107,13 @@ class Learner:
 
     def record(self) -> None:
         """From now on record steps and play them: on a GPU, where the optimisers read their rate from the device."""
-        rates = [group["lr"] for one in self.optimisers for group in one.param_groups]
-        self.recorder.on = all(isinstance(rate, Tensor) and rate.device.type == "cuda" for rate in rates)
+        self.recorder.on = recordable(self.optimisers)
 
     def step(self, recipe: Recipe, step: int, batch: Batch, tokens: Float[Tensor, " seeds"]) -> Losses:
         """One step of the optimisers, `tokens` of each seed predicted; gives each seed's loss per token before it."""
         if recipe.config.dropout or recipe.config.attention_dropout:
             seed_draws((step * 1_000_003 + self.seeds[0]) % 2**63, self.device)
-        for group in (group for one in self.optimisers for group in one.param_groups):
-            rate = rate_at(recipe, step)
-            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+        set_rate(self.optimisers, rate_at(recipe, step))
         return self.recorder(lambda *given: self._step(recipe, *given), *batch, tokens)
 
     def _step(self, recipe: Recipe, x: Tensor, y: Tensor, tokens: Float[Tensor, " seeds"]) -> Losses:

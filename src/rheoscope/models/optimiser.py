@@ -1,10 +1,11 @@
 """Which parameters learn how, and how fast at each step."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.transformer import Stack
@@ -17,7 +18,8 @@ def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices inside blocks and AdamW for the rest; torch's own, fused (on a CPU too: a fifth
     of the time).
 
-    Gains, biases and single vectors are not decayed.
+    Gains, biases and single vectors are not decayed. On a GPU AdamW reads its rate from the device, so that a step can be recorded;
+    torch's Muon cannot.
 
     >>> from rheoscope.models.recipes import tiny
     >>> from rheoscope.models.transformer import build
@@ -33,11 +35,27 @@ def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
         {"params": [p for p in rest if p.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
-    fused = all(p.device.type in ("cpu", "cuda") for p in trained)
-    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, recipe.rate, betas=recipe.betas, fused=fused)]
+    device = trained[0].device
+    fused, on_gpu = device.type in ("cpu", "cuda"), device.type == "cuda" and not matrices
+    rate = torch.tensor(recipe.rate, device=device) if on_gpu else recipe.rate
+    made: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, rate, betas=recipe.betas, fused=fused, capturable=on_gpu)
+    ]
     if matrices:
         made.append(torch.optim.Muon(matrices, recipe.rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"))
     return made
+
+
+def recordable(optimisers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Whether all of them read their rate from a GPU: then a step of theirs can be recorded once and played at any rate."""
+    rates = [group["lr"] for one in optimisers for group in one.param_groups]
+    return all(isinstance(rate, Tensor) and rate.device.type == "cuda" for rate in rates)
+
+
+def set_rate(optimisers: Iterable[torch.optim.Optimizer], rate: float) -> None:
+    """The rate of the next step; where it is a tensor, the number in it."""
+    for group in (group for one in optimisers for group in one.param_groups):
+        group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
 
 
 def rate_at(recipe: Recipe, step: int) -> float:

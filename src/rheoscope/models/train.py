@@ -9,23 +9,25 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rheoscope.files import write_file
 from rheoscope.models import state
 from rheoscope.models.known_tokens import start_known
-from rheoscope.models.optimiser import optimisers, rate_at
+from rheoscope.models.optimiser import optimisers, rate_at, recordable, set_rate
 from rheoscope.models.penalty import OF_CLOUDS, penalty
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.recorded import Recorder, forget_accumulate_grad
 from rheoscope.models.run_directory import check_out
 from rheoscope.models.state import Progress, Say
 from rheoscope.models.stopping import between_steps
@@ -177,11 +179,13 @@ class Run:
     tell: Tell
     say: Say
     look: Look
+    recorder: Recorder = field(default_factory=Recorder)
 
     def go_on(self, progress: Progress, compiled: bool) -> Figures:
         """From where it stands to the last step; who types Ctrl-C keeps the step that is being made."""
         log = Log(self.out, progress.step) if self.place.first else None
         objective = self._objective(compiled)
+        self.recorder.on = compiled and self.place.world == 1 and recordable(self.optimisers)
         if progress.step == 0:
             self._look(0)
         began, since, done = time.perf_counter(), progress.step, progress.step
@@ -205,6 +209,10 @@ class Run:
     def _look(self, done: int) -> None:
         if self.place.first:
             self.look(done, self.model)
+        if (
+            self.recorder.on and self.look is not _silent
+        ):  # who looked may hold parameters to a stream that no recording may wait for
+            forget_accumulate_grad(self.model.parameters())
 
     def _stop(self, done: int, progress: Progress) -> None:
         """Keep the step that was just made, with the best loss so far, and end."""
@@ -220,10 +228,15 @@ class Run:
     def step(self, objective: nn.Module, step: int) -> torch.Tensor:
         """One step of the optimisers; gives this process's share of the loss per token."""
         seed_draws(_seed(self.recipe.seed, step, self.place.rank), self.place.device)
+        set_rate(self.optimisers, rate_at(self.recipe, step))
         batch = self.task.batch(step, self.recipe)
-        tokens = self.task.count(batch)
+        given = *self._rows(batch), torch.tensor(float(self.task.count(batch)))
+        return self.recorder(partial(self._step, objective), *(to_device(one, self.place.device) for one in given))
+
+    def _step(self, objective: nn.Module, x: Tensor, y: Tensor, tokens: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """All of it that a device does."""
         total = torch.zeros((), device=self.place.device)
-        pieces = self._pieces(batch)
+        pieces = list(zip(x.chunk(self.recipe.accumulate), y.chunk(self.recipe.accumulate), strict=True))
         for number, piece in enumerate(pieces, 1):
             with nullcontext() if number == len(pieces) or self.place.world == 1 else objective.no_sync():  # type: ignore[operator]
                 with autocast(self.place.device):
@@ -232,7 +245,10 @@ class Run:
                     asked = loss if besides is None else loss + besides / (len(pieces) * self.place.world)
                 (asked * self.place.world).backward()  # processes average their gradients: the sum is wanted
             total += loss.detach()
-        self._update(step)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        for one in self.optimisers:
+            one.step()
+            one.zero_grad(set_to_none=True)
         return total
 
     @torch.no_grad()
@@ -249,21 +265,12 @@ class Run:
         self.model.train()
         return found
 
-    def _update(self, step: int) -> None:
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
-        for one in self.optimisers:
-            for group in one.param_groups:
-                group["lr"] = rate_at(self.recipe, step)
-            one.step()
-            one.zero_grad(set_to_none=True)
-
-    def _pieces(self, batch: Batch) -> list[Piece]:
-        """This process's rows of the batch, in `accumulate` pieces, on its device."""
+    def _rows(self, batch: Batch) -> Piece:
+        """This process's rows of the batch."""
         x, y = (part[self.place.rank :: self.place.world] for part in batch)
         if not len(x):  # fewer rows than processes: this one computes along, and predicts nothing
             x, y = batch[0][:1], torch.full_like(batch[1][:1], self.task.ignored)
-        pieces = zip(x.chunk(self.recipe.accumulate), y.chunk(self.recipe.accumulate), strict=True)
-        return [(to_device(one, self.place.device), to_device(other, self.place.device)) for one, other in pieces]
+        return x, y
 
     def _read(self, loss: torch.Tensor, done: int, measured: bool) -> Figures:
         """The loss of a step over all processes, where reading it costs nothing or is due; no number ends the run."""

@@ -37,6 +37,8 @@ class Recorder:
 
     **Laws** it gives what the function gives.
 
+    A recording keeps memory of its own; where there is no room for it, nothing is recorded.
+
     **Takes** a function that is the same each time but for its inputs and the tensors it changes in place: what it reads from Python
     is read once. Tensors that it changes must stay where they are; where they move, `forget`.
 
@@ -63,7 +65,7 @@ class Recorder:
     def _asked(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         shapes = tuple(x.shape for x in inputs)
         self.met[shapes] += 1
-        if self.met[shapes] <= WARM:
+        if self.met[shapes] <= WARM or not (self.recordings or _room()):
             return _beside(function, *inputs)
         if shapes not in self.recordings:
             self.recordings[shapes] = self._recorded(function, *inputs)
@@ -76,6 +78,13 @@ class Recorder:
         with torch.cuda.graph(graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"):
             output = function(*mine)
         return _Recording(graph, mine, output)
+
+
+def _room() -> bool:
+    """Whether twice what a step takes is free: once for the recording, once for what is computed between steps."""
+    held = torch.cuda.memory_allocated()
+    step = torch.cuda.max_memory_allocated() - held
+    return 2 * step <= torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - held
 
 
 _STREAMS: dict[int, torch.cuda.Stream] = {}
