@@ -106,11 +106,14 @@ def test_without_room_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @on_gpu
-@pytest.mark.parametrize("kind", [*KINDS, "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "dropped", "penalised", "masked", "muon"])
 def test_recorded_training_is_training(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unchecked: None
 ) -> None:
-    """Compiled and recorded against neither; Muon is compiled alone. Who looks on may keep what is made of the parameters."""
+    """Compiled and recorded against neither; Muon is compiled alone. Who looks on may keep what is made of the parameters.
+
+    (Sentences that are translated seldom have the same shapes thrice in so few steps.)
+    """
     recipe, task = KINDS[kind] if kind in KINDS else (small(dropout=0.0, optimiser="muon"), prose())
     recipe = recipe.but(width=64, hidden=64, rate=1e-3, steps=9)
     recorded, kept, own = [], [], Recorder._recorded
