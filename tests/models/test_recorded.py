@@ -1,6 +1,7 @@
 """Recorded steps, on a GPU: what is played is what the function gives, what it draws is drawn anew, and training by them is training."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,16 +94,28 @@ def test_what_is_drawn_is_drawn_anew() -> None:
     assert not any(torch.equal(a, b) for i, a in enumerate(drawn[:5]) for b in drawn[:i])
 
 
-@on_gpu
-def test_without_room_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
-    torch.cuda.reset_peak_memory_stats()
-    run, x = Recorder(on=True), torch.ones(1 << 22, device="cuda")
-    assert all(
-        float(run(lambda x: (x * 2 * torch.ones(1 << 24, device="cuda")[: 1 << 22]).sum(), x)) == 2 * len(x)
-        for _ in range(4)
-    )
-    assert not run.recordings
+@pytest.mark.parametrize(("free", "reserved", "room"), [(8, 3, True), (7, 3, False), (3, 8, True), (0, 0, False)])
+def test_a_recording_wants_twice_the_room_of_a_step(
+    free: int, reserved: int, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 5 beside the 1 that is held: 10 must be free, or reserved and not held."""
+    told = {"memory_allocated": 1, "max_memory_allocated": 6, "memory_reserved": reserved, "mem_get_info": (free, 20)}
+    for name, number in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda number=number: number)
+    monkeypatch.setattr(torch.cuda, "device", lambda of: nullcontext())
+    monkeypatch.setattr("rheoscope.models.recorded._beside", lambda function, *inputs: function(*inputs))
+    recorded: list[str] = []
+    monkeypatch.setattr(Recorder, "_recorded", lambda self, function, *inputs: recorded.append("") or Played(function))
+    run = Recorder(on=True)
+    assert all(float(run(lambda x: x + 1, torch.ones(()))) == 2 for _ in range(4))
+    assert bool(recorded) == room
+
+
+class Played:
+    """Where there is no GPU."""
+
+    def __init__(self, function: Any) -> None:
+        self.played = function
 
 
 @on_gpu
