@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rheoscope.covers import kept_by_images as module
 from rheoscope.covers.geometry import geometry, kept
 from rheoscope.covers.kept_by_images import kept_by_images
+from tests.interpreter import mend_interpreter
 from tests.pretrained.cases import random
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -68,6 +69,7 @@ WITHOUT = interpreted()
 @pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)
 def test_kernels_give_what_sorting_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    mend_interpreter()
     from rheoscope.covers.kernels import pairs
 
     for name, size in (("CLASSES", 1 << 12), ("STRETCHES", 1 << 9), ("FINER", 1 << 8)):

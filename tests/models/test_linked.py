@@ -257,7 +257,7 @@ def test_a_padded_batch_gives_each_pair_its_own_points(name: str) -> None:
         assert torch.equal(together.target.ids, target)
         assert gap(together.source.points, alone.source.points) <= 5e-5
         assert gap(together.target.points, alone.target.points) <= 5e-5
-        assert gap(together.target.logits, alone.target.logits) <= 1e-4
+        assert gap(together.target.logits, alone.target.logits) <= 2e-6 * float(alone.target.logits.abs().max())
         assert gap(together.target.cross_weights(1, 2), alone.target.cross_weights(1, 2)) <= 1e-5
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rheoscope.space.decomposed import even_root, in_parts, orthonormal, root, triangle
+from rheoscope.space.decomposed import even_root, in_parts, orthonormal, qr, root, triangle
 from tests.pretrained.cases import random
 
 F64 = torch.float64
@@ -46,3 +46,18 @@ def test_on_a_gpu_as_on_a_cpu(dtype: torch.dtype) -> None:
     (Q, T), (q, t) = orthonormal(A), (x.cpu() for x in orthonormal(A.cuda()))
     assert torch.allclose(q @ t, Q @ T, atol=1e-5)
     assert torch.allclose(triangle(A.cuda()).abs().cpu(), triangle(A).abs(), atol=1e-5)
+
+
+def test_a_qr_that_fails_in_float32_is_done_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, A = torch.linalg.qr, random(0, 2, 5, 3)
+
+    def failing(A: torch.Tensor, mode: str = "reduced") -> tuple[torch.Tensor, ...]:
+        """As an LAPACK does that has no answer to a float32 matrix of low rank."""
+        return tuple(x if A.dtype == torch.float64 else torch.full_like(x, torch.nan) for x in own(A, mode=mode))
+
+    monkeypatch.setattr(torch.linalg, "qr", failing)
+    Q, T = qr(A.float())
+    assert Q.dtype == T.dtype == torch.float32
+    assert torch.allclose(Q @ T, A.float(), atol=1e-6)
+    assert torch.allclose(triangle(A.float()), T)
+    assert not any(x.isfinite().any() for x in qr(torch.full((2, 2), torch.nan)))  # what is no number stays none

@@ -44,6 +44,21 @@ def eigh(A: Float[Tensor, "*h n n"]) -> tuple[Float[Tensor, "*h n"], Float[Tenso
     return values, vectors
 
 
+def qr(A: Float[Tensor, "*h d r"], mode: str = "reduced") -> tuple[Tensor, Float[Tensor, "*h k r"]]:
+    """Q, T with A = Q T where the matrices are; with `mode="r"` Q is empty.
+
+    LAPACKs of some machines (torch 2.11 for CUDA on ARM) answer a float32 matrix of low rank with NaN, and a float64 one rightly.
+
+    >>> qr(torch.tensor([[3.0], [4.0]]))[1].abs()
+    tensor([[5.]])
+    """
+    Q, T = torch.linalg.qr(A, mode=mode)
+    if A.dtype == torch.float64 or A.device.type != "cpu" or T.isfinite().all() or not A.isfinite().all():
+        return Q, T
+    Q, T = torch.linalg.qr(A.double(), mode=mode)
+    return Q.to(A.dtype), T.to(A.dtype)
+
+
 def triangle(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h k r"]:
     """The triangular factor T of A = Q T, k = min(d, r): all that singular values need to know of A.
 
@@ -53,7 +68,7 @@ def triangle(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h k r"]:
     tensor([[5.]])
     """
     if A.device.type == "cpu" or A.shape[-2] < A.shape[-1]:
-        return _on_cores(lambda part: (torch.linalg.qr(part, mode="r")[1],), A)[0]
+        return _on_cores(lambda part: (qr(part, mode="r")[1],), A)[0]
     with LOADING:
         return root(_gram(A)).to(A.dtype)
 
@@ -61,7 +76,7 @@ def triangle(A: Float[Tensor, "*h d r"]) -> Float[Tensor, "*h k r"]:
 def orthonormal(A: Float[Tensor, "*h d r"]) -> tuple[Float[Tensor, "*h d k"], Float[Tensor, "*h k r"]]:
     """Q, T with A = Q T, columns of Q orthonormal; on a GPU 0 where A has no more directions, and T is no triangle."""
     if A.device.type == "cpu" or A.shape[-2] < A.shape[-1]:
-        Q, T = _on_cores(lambda part: tuple(torch.linalg.qr(part)), A)
+        Q, T = _on_cores(qr, A)
         return Q, T
     T, inverse = _on_cores(even_root, _gram(A))
     return (A.double() @ inverse).to(A.dtype), T.to(A.dtype)

@@ -12,7 +12,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.decomposed import eigh, eigvals, eigvalsh, orthonormal, svd, svdvals, triangle
+from rheoscope.space.decomposed import eigh, eigvals, eigvalsh, orthonormal, qr, svd, svdvals, triangle
 from rheoscope.space.share import exact
 
 NOTHING = 1e-6
@@ -175,7 +175,7 @@ class Factored:
     def positive(self) -> "Factored":
         """The positive part of the symmetric part: the nearest positive semi-definite operator to A."""
         self._square("the symmetric part")
-        basis, triangle = torch.linalg.qr(torch.cat([self.left, self.right.mT], -1))
+        basis, triangle = qr(torch.cat([self.left, self.right.mT], -1))
         a, b = triangle.tensor_split((self.left.shape[-1],), -1)
         values, vectors = (x.to(a.dtype) for x in eigh(_symmetrised(a @ b.mT).double()))
         left = basis @ vectors * values.clamp(min=0)[..., None, :]

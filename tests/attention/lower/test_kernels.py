@@ -30,6 +30,7 @@ from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.attention.position import ALiBi, Bias, Rotary, alibi_slopes
 from rheoscope.attention.score import Distance, Gram
 from tests.attention.cases import gap, in_dtype, inputs, made, random
+from tests.interpreter import mend_interpreter
 
 CUDA = torch.cuda.is_available()
 
@@ -44,6 +45,7 @@ def interpreted() -> str:
     if "triton" in sys.modules and asked != "1":
         return "Triton was imported without its interpreter: run this file alone"
     os.environ["TRITON_INTERPRET"] = "1"
+    mend_interpreter()
     from rheoscope.attention.lower.kernels import (  # noqa: F401
         additive,
         entmax,

@@ -18,6 +18,12 @@ from rheoscope.flow.kernels.head_dots import head_dots
 from rheoscope.flow.trajectory import displacements
 from rheoscope.space.view import View
 from tests.cases import double, random, text
+from tests.interpreter import mend_interpreter
+
+
+@pytest.fixture(autouse=True)
+def _mended() -> None:
+    mend_interpreter()
 
 
 @pytest.mark.parametrize("e", [16, 12])

@@ -18,6 +18,13 @@ from rheoscope.attention.lower import past as plain
 from rheoscope.attention.lower.kernels import join, past, rows, sink, widen
 from rheoscope.attention.lower.rows import Made, by_torch
 from tests.attention.cases import gap, random
+from tests.interpreter import mend_interpreter
+
+
+@pytest.fixture(autouse=True)
+def _mended() -> None:
+    mend_interpreter()
+
 
 MADE = [
     Made(unit=True),
