@@ -6,18 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch.nn.functional import dropout
 
 import rheoscope as rs
+from rheoscope.attention.zoo import ZOO
 from rheoscope.models.optimiser import optimisers
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.recorded import Recorder
 from rheoscope.models.task import Objective, Task, seed_draws
 from rheoscope.models.train import Place, Run, read_log, train
 from rheoscope.models.transformer import build
+from tests.attention.cases import as_users_run
+from tests.models.outside import POSITIONS
 from tests.models.runs import encoder, masked, prose, small, translation, translator
 from tests.waiting import Waited
 
@@ -45,10 +47,8 @@ def on_gpu(test: Any) -> Any:
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Shapes checked as in these tests break the graphs of `torch.compile`."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
+    with as_users_run():
+        yield
 
 
 class Watching(Recorder):
@@ -59,10 +59,15 @@ class Watching(Recorder):
             return super().__call__(function, *inputs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *POSITIONS, *ZOO])
 def test_a_step_of_training_never_waits_for_the_device(kind: str) -> None:
     """Else it could not be recorded on a GPU."""
-    recipe, task = KINDS[kind]
+    recipe, task = KINDS.get(kind, KINDS["adamw"])
+    if kind in ZOO:
+        whole = "encoder" if kind == "sinkhorn" else "decoder"  # it takes no mask
+        recipe, task = recipe.but(mechanism=kind, form=whole), task if whole == "decoder" else masked()
+    elif kind in POSITIONS:
+        recipe = recipe.but(position=kind)
     recipe = replace(recipe, config=recipe.config.but(vocabulary=task.vocabulary))
     model, watching = build(recipe.config), Watching()
     silent: Any = lambda *_: None  # noqa: E731
