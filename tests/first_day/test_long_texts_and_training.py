@@ -122,6 +122,7 @@ def test_ctrl_c_keeps_the_step_and_a_finished_run_goes_further(here: Path, monke
 
 def test_a_cpu_says_how_long_it_will_take(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "steps to go will take about" in train("--steps", "12").stderr
+    assert "steps to go" not in train("--steps", "22").stderr  # the tenth of ten is the last
     monkeypatch.setattr("rheoscope.report.training.speed", lambda: 1e3)
     said = train("--steps", "3", out="slow").stderr
     assert said.startswith("3 steps take ")

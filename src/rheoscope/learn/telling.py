@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.files import check_outputs, undone
-from rheoscope.learn.curves import AHEAD, BEHIND
+from rheoscope.learn.curves import AHEAD, BEHIND, LEVEL
 from rheoscope.learn.entrants import BASELINE, ENTRANTS
 from rheoscope.learn.job import Job, from_mapping, from_toml
 from rheoscope.learn.kept import DATA, RACE, SCREEN, from_logs, screen_file, write_logs
@@ -203,13 +203,24 @@ def _row(found: "xarray.Dataset", at: int) -> list[Cell]:
         Cell(fixed(one["final_loss"], 4), small=f"±{fixed(one['final_sd'], 4)}"),
         Cell("" if base else fixed(one["difference"], 4, True)),
         Cell("" if base else ends),
-        Cell("" if base else short(one["p_holm"]) if not one["p_holm"] < 0.01 else f"{one['p_holm']:.1g}"),
+        Cell("" if base else chance(one["p_holm"])),
         Cell("baseline" if base else str(one["verdict"]), style=COLOURS.get(str(one["verdict"]), "")),
         Cell(_times(one["tokens_ratio"])),
         Cell(_times(one["flops_ratio"])),
         Cell(f"{one['reached']} of {seeds}"),
         Cell(str(one["diverged"] or "")),
     ]
+
+
+def chance(p: float) -> str:
+    """A p value, short; where two digits would hide on which side of 5 % it lies, more.
+
+    >>> chance(0.3), chance(0.0509), chance(0.0496), chance(0.002), chance(float("nan"))
+    ('.30', '.0509', '.0496', '0.002', 'none')
+    """
+    if p < 0.01:
+        return f"{p:.1g}"
+    return f"{p:.3g}".removeprefix("0") if round(p, 2) == LEVEL else short(p)
 
 
 def _times(ratio: float) -> str:

@@ -79,9 +79,9 @@ def telling_pace(recipe: Recipe, begun: int, say: Callable[[str], object]) -> Ca
         done = int(figures["step"]) - begun
         if done == 1:
             clock.append(time.perf_counter())
-        if done == TOLD_AT and clock:
+        rest = recipe.steps - int(figures["step"])
+        if done == TOLD_AT and clock and rest:
             pace = (time.perf_counter() - clock[0]) / (TOLD_AT - 1)  # the first step also warms up
-            rest = recipe.steps - int(figures["step"])
             say(f"{rest:,} steps to go will take about {in_words(pace * rest)} on this CPU ({pace:.2g} s a step)")
 
     return hear
