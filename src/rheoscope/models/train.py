@@ -209,9 +209,8 @@ class Run:
     def _look(self, done: int) -> None:
         if self.place.first:
             self.look(done, self.model)
-        if (
-            self.recorder.on and self.look is not _silent
-        ):  # who looked may hold parameters to a stream that no recording may wait for
+        if self.recorder.on and self.look is not _silent:
+            # who looked may hold parameters to a stream that no recording may wait for
             forget_accumulate_grad(self.model.parameters())
 
     def _stop(self, done: int, progress: Progress) -> None:
