@@ -20,7 +20,7 @@ from rheoscope.models.train import Place, Run, read_log, train
 from rheoscope.models.transformer import build
 from tests.attention.cases import as_users_run
 from tests.models.outside import POSITIONS
-from tests.models.runs import encoder, masked, prose, small, translation, translator
+from tests.models.runs import Killed, encoder, masked, prose, small, translation, translator
 from tests.waiting import Waited
 
 PENALTIES = {"asymmetry": 1.0, "residual": 0.1}
@@ -151,9 +151,6 @@ def test_recorded_training_is_training(
 @on_gpu
 def test_a_recorded_run_goes_on(tmp_path: Path, unchecked: None) -> None:
     recipe = small(dropout=0.0, width=64, hidden=64, rate=1e-3, steps=12)
-
-    class Killed(Exception):
-        pass
 
     def tell(figures: dict[str, float]) -> None:
         if figures["step"] == 7:

@@ -53,9 +53,9 @@ def with_tensors(value: Value, new: Mapping[str, Tensor]) -> Value:
 
 
 def with_parts(value: Value, /, **changes: Any) -> Value:
-    """The same frozen value with other parts, unchecked: `dataclasses.replace` where a graph is traced.
+    """A copy of a frozen value with some fields replaced: `dataclasses.replace` for code that `torch.compile` traces.
 
-    A constructor whose defaults are values is more than torch 2.11 can trace: the graph would break here.
+    No constructor runs, so nothing is checked: one whose defaults are values breaks the graph of torch 2.11.
 
     >>> from rheoscope.attention.score import Gram
     >>> with_parts(Gram(), scale=2.0).scale

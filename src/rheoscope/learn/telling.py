@@ -203,7 +203,7 @@ def _row(found: "xarray.Dataset", at: int) -> list[Cell]:
         Cell(fixed(one["final_loss"], 4), small=f"±{fixed(one['final_sd'], 4)}"),
         Cell("" if base else fixed(one["difference"], 4, True)),
         Cell("" if base else ends),
-        Cell("" if base else chance(one["p_holm"])),
+        Cell("" if base else p_value(one["p_holm"])),
         Cell("baseline" if base else str(one["verdict"]), style=COLOURS.get(str(one["verdict"]), "")),
         Cell(_times(one["tokens_ratio"])),
         Cell(_times(one["flops_ratio"])),
@@ -212,10 +212,10 @@ def _row(found: "xarray.Dataset", at: int) -> list[Cell]:
     ]
 
 
-def chance(p: float) -> str:
+def p_value(p: float) -> str:
     """A p value, short; where two digits would hide on which side of 5 % it lies, more.
 
-    >>> chance(0.3), chance(0.0509), chance(0.0496), chance(0.002), chance(float("nan"))
+    >>> p_value(0.3), p_value(0.0509), p_value(0.0496), p_value(0.002), p_value(float("nan"))
     ('.30', '.0509', '.0496', '0.002', 'none')
     """
     if p < 0.01:

@@ -36,10 +36,10 @@ def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
     device = trained[0].device
-    fused, on_gpu = device.type in ("cpu", "cuda"), device.type == "cuda" and not matrices
-    rate = torch.tensor(recipe.rate, device=device) if on_gpu else recipe.rate
+    fused, capturable = device.type in ("cpu", "cuda"), device.type == "cuda" and not matrices
+    rate = torch.tensor(recipe.rate, device=device) if capturable else recipe.rate
     made: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, rate, betas=recipe.betas, fused=fused, capturable=on_gpu)
+        torch.optim.AdamW(groups, rate, betas=recipe.betas, fused=fused, capturable=capturable)
     ]
     if matrices:
         made.append(torch.optim.Muon(matrices, recipe.rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"))

@@ -45,7 +45,7 @@ def eigh(A: Float[Tensor, "*h n n"]) -> tuple[Float[Tensor, "*h n"], Float[Tenso
 
 
 def qr(A: Float[Tensor, "*h d r"], mode: str = "reduced") -> tuple[Tensor, Float[Tensor, "*h k r"]]:
-    """Q, T with A = Q T where the matrices are; with `mode="r"` Q is empty.
+    """The QR decomposition A = Q T, on the device of A; with `mode="r"` Q is empty.
 
     LAPACKs of some machines (torch 2.11 for CUDA on ARM) answer a float32 matrix of low rank with NaN, and a float64 one rightly.
 
