@@ -48,7 +48,7 @@ browser:
 # Corpora and races on Ray: a cluster of two nodes on this machine, of which parts are killed. Without Ray, make test says that it leaves these out.
 cluster:
 	$(INSTALL) test corpus
-	OMP_NUM_THREADS=1 $(BIN)python -m pytest tests/corpus/test_spread.py tests/learn/test_spread.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)python -m pytest tests/corpus/test_distributed_run.py tests/learn/test_distributed_race.py $(ARGS)
 
 # The pictures of the studio's guide, after make studio.
 pictures:
@@ -58,8 +58,9 @@ pictures:
 # What the README and the first page of the documentation show, made anew: the list of analyses, the seven verdicts, the picture.
 readme:
 	$(INSTALL)
-	$(BIN)python -m rheoscope.report.listing README.md
+	$(BIN)python -m rheoscope.report.analysis_list README.md
 	$(BIN)python examples/front_door.py
+	$(BIN)python .ci/source_tree.py
 
 lint:
 	$(INSTALL) dev

@@ -16,7 +16,7 @@ from dataclasses import replace
 from timing import RESULTS, arguments
 
 from rheoscope.attention.speed import CPU, GPU, compared, measure
-from rheoscope.report.speed import LENGTHS, as_json, markdown, row_of, title
+from rheoscope.report.speed_table import LENGTHS, as_json, markdown, row_of, title
 
 
 def main(words: Sequence[str] | None = None) -> None:

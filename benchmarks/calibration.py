@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 import rheoscope as rs
-from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Subject, ask
 from rheoscope.report.findings import CANDIDATES
-from rheoscope.report.statement import LEVEL, Statement, corrected
-from rheoscope.report.usual import asked
+from rheoscope.report.report_settings import asked
+from rheoscope.report.run_analyses import Subject, ask
 from rheoscope.report.verdicts import FAMILY, QUESTIONS
+from rheoscope.space.results import Answers
+from rheoscope.statistics.statement import LEVEL, Statement, corrected
 
 PROSE = (
     "The library of the old town kept letters that nobody had opened for a hundred years. One morning a teacher asked to read "

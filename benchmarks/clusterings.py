@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from timing import arguments, interleaved, keep
 
-from rheoscope.flow.clusters import mutual_information, rand_index, silhouette
+from rheoscope.flow.clusters.analysis import mutual_information, rand_index, silhouette
 
 
 def importing() -> float:

@@ -23,10 +23,10 @@ import torch
 from gpu import MEDIUM, TINY
 from timing import arguments, keep
 
-from rheoscope.corpus.driving import Progress, drive, open_model
-from rheoscope.corpus.job import Job
-from rheoscope.corpus.texts import plan
-from rheoscope.corpus.work import Worker
+from rheoscope.corpus.corpus_job import Job
+from rheoscope.corpus.corpus_run import Progress, drive, open_model
+from rheoscope.corpus.input_texts import plan
+from rheoscope.corpus.shard_worker import Worker
 
 SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}
 STANDARD: dict[str, dict[str, Any]] = {"trajectory": {}, "readout": {}, "head_statistics": {}, "clusters": {}}

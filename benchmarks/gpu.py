@@ -21,8 +21,8 @@ from timing import arguments, keep
 
 import rheoscope as rs
 from rheoscope.catalogue import analysis
-from rheoscope.flow.clusters import ranks, still
-from rheoscope.flow.trajectory import paths
+from rheoscope.flow.clusters.analysis import ranks, still
+from rheoscope.flow.trajectory.analysis import paths
 from rheoscope.shapes import RheoscopeError
 
 MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import rheoscope as rs
-from rheoscope.space.chance import bootstrap
+from rheoscope.statistics.nulls import bootstrap
 
 CONTROLS = 4
 PASSAGES = (

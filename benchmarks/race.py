@@ -20,15 +20,15 @@ from timing import arguments, interleaved, keep, ratio
 
 from rheoscope.learn.entrants import ENTRANTS, parameters
 from rheoscope.learn.entrants import entrant as model_of
-from rheoscope.learn.initial import drawn
+from rheoscope.learn.initial_weights import drawn
 from rheoscope.learn.learner import Learner, lone_learner, packed_learner
-from rheoscope.learn.packed import CannotPack
+from rheoscope.learn.packed_model import CannotPack
 from rheoscope.learn.race import BY_BLOCKS, Pack, many_graphs
 from rheoscope.models.config import Config
-from rheoscope.models.data import Corpus
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Prose
-from rheoscope.space.weights import usual_device
+from rheoscope.models.token_corpus import Corpus
+from rheoscope.running.weight_files import usual_device
 
 FEWEST = 2
 """Seeds of the smallest form, in which nothing is compiled."""

@@ -34,12 +34,12 @@ from timing import arguments, keep
 import rheoscope as rs
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
+from rheoscope.studio.model_sources import Sources
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.sources import Sources
-from rheoscope.studio.starting import FIRST, address, bound, opened
-from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
+from rheoscope.studio.startup import FIRST, address, bound, opened
+from rheoscope.studio.stored_example import EXAMPLE, STATIC, stored_in
 
 WORDS = (
     "the",

@@ -18,9 +18,9 @@ from scipy.spatial.distance import cdist
 from timing import arguments, keep, model_and_text
 
 import rheoscope as rs
-from rheoscope.flow.assigning import assignment, squared_distances
 from rheoscope.flow.cloud import clouds
-from rheoscope.flow.transport import powers
+from rheoscope.flow.transport.analysis import powers
+from rheoscope.flow.transport.optimal_assignment import assignment, squared_distances
 
 
 def timed(run: object, *given: object) -> tuple[float, object]:

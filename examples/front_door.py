@@ -11,10 +11,10 @@ from pathlib import Path
 
 import rheoscope as rs
 from rheoscope.files import write_file
+from rheoscope.report import question_blocks
 from rheoscope.report.draw.sheet import sheet
-from rheoscope.report.drawing import picture_of
+from rheoscope.report.draw_result import picture_of
 from rheoscope.report.style import DARK, LIGHT
-from rheoscope.report.tell import questions
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = "<!-- verdicts -->", "<!-- /verdicts -->"
@@ -31,12 +31,12 @@ def verdicts(text: str, columns: int) -> str:
     """The seven questions and their answers, cut out of what the command prints."""
     from typer.testing import CliRunner
 
-    from rheoscope.cli import app
+    from rheoscope.commands.app import app
 
     ran = CliRunner().invoke(app, ["flow", text, "--no-html"], env={"COLUMNS": str(columns), "NO_COLOR": "1"})
     if ran.exit_code:
         raise SystemExit(ran.output)
-    told = ran.stdout.split(questions.HEADING, 1)[1].split("Untrained:", 1)[0]
+    told = ran.stdout.split(question_blocks.HEADING, 1)[1].split("Untrained:", 1)[0]
     return "\n".join(line.rstrip() for line in told.strip().splitlines())
 
 

@@ -15,9 +15,9 @@ import torch
 
 from rheoscope.learn.curves import AHEAD, BEHIND
 from rheoscope.learn.entrants import BASELINE, dials, penalties
-from rheoscope.learn.result import looks, result, times
+from rheoscope.learn.race_result import looks, result, times
 from rheoscope.report.style import ACCENT, INK, MUTED, new_figure, styled
-from rheoscope.space.chance import student_ends
+from rheoscope.statistics.nulls import student_ends
 
 GREEN, BLUE = "#2a8f5b", "#27508f"
 VERDICTS = {AHEAD: (BLUE, "<"), BEHIND: (ACCENT, ">")}

@@ -21,8 +21,8 @@ from playwright.sync_api import Page, sync_playwright
 
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
-from rheoscope.studio.starting import FIRST, address, bound, opened
-from rheoscope.studio.stored import EXAMPLE, STATIC, stored_in
+from rheoscope.studio.startup import FIRST, address, bound, opened
+from rheoscope.studio.stored_example import EXAMPLE, STATIC, stored_in
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "guide" / "figures"
 MOST = 150_000

@@ -31,29 +31,29 @@ BATTERIES = (
 """Laws of models: with `-m gpu` the models stand on the GPU (tests/place.py), and so their laws are tests of it."""
 UNCHECKED = (
     "src/",
-    "tests/corpus/test_driving.py",
-    "tests/corpus/test_opened.py",
-    "tests/corpus/test_spread.py",
+    "tests/corpus/test_corpus_run.py",
+    "tests/corpus/test_corpus_result.py",
+    "tests/corpus/test_distributed_run.py",
     "tests/covers/test_agreement.py::test_random_heads_lie_inside_their_null",
     "tests/covers/test_attention_patching.py::test_the_derivative_at_0_is_the_sum_of_the_slopes",
     "tests/covers/test_boundary.py::test_it_equals_dense_twins",
     "tests/covers/test_decay.py::test_deviations_are_those_of_the_points",
     "tests/covers/test_decay.py::test_no_gauge_moves_any_number",
-    "tests/covers/test_each_head.py::test_every_head_costs_what_surgery_of_it_alone_costs",
-    "tests/covers/test_each_head.py::test_no_gauge_moves_any_number",
+    "tests/covers/test_per_head.py::test_every_head_costs_what_surgery_of_it_alone_costs",
+    "tests/covers/test_per_head.py::test_no_gauge_moves_any_number",
     "tests/covers/test_faithfulness.py::test_the_ends_of_the_curves",
-    "tests/covers/test_operation.py::test_a_replaced_",
+    "tests/covers/test_head_replacement.py::test_a_replaced_",
     "tests/covers/test_surgery.py::test_no_gauge_moves_any_number",
     "tests/first_day/",
-    "tests/flow/dynamics/test_bench.py",
+    "tests/theory/test_experiments.py",
     "tests/laws/",
-    "tests/learn/test_along.py",
+    "tests/learn/test_geometry_over_training.py",
     "tests/learn/test_entrants.py::test_every_entrant_",
-    "tests/learn/test_packed.py::test_a_step_never_waits_for_the_device",
-    "tests/learn/test_spread.py",
+    "tests/learn/test_packed_model.py::test_a_step_never_waits_for_the_device",
+    "tests/learn/test_distributed_race.py",
     "tests/learn/test_small_tasks.py::test_a_few_steps_beat_chance",
-    "tests/models/test_linked.py::test_a_wrong_description_is_refused",
-    "tests/models/test_linked.py::test_logits_are_those_of_the_untouched_module",
+    "tests/models/test_encoder_decoder.py::test_a_wrong_description_is_refused",
+    "tests/models/test_encoder_decoder.py::test_logits_are_those_of_the_untouched_module",
     "tests/models/test_penalty.py::test_what_is_no_penalty_is_refused",
     "tests/models/test_train.py::test_a_killed_run_ends_as_if_it_had_not_been",
     "tests/models/test_train.py::test_it_learns_",
@@ -63,7 +63,7 @@ UNCHECKED = (
     "tests/studio/test_server.py",
     "tests/test_benchmarks.py",
     "tests/test_catalogue.py",
-    "tests/test_cli.py",
+    "tests/commands/test_app.py",
     "tests/test_docs.py",
     "tests/test_ideas.py",
     "tests/test_opening.py",
@@ -122,7 +122,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         checking.install()
         shipped.install()
-        from rheoscope.space.weights import settle_half_precision
+        from rheoscope.running.weight_files import settle_half_precision
 
         settle_half_precision()  # before any number that a later one must equal
 

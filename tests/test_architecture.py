@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
-from itertools import takewhile
 from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,21 +23,23 @@ from tests.processes import forget, forked
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "rheoscope"
+source_tree = SimpleNamespace(**run_path(str(ROOT / ".ci" / "source_tree.py")))
 
 # Top to bottom. A room imports only from rooms of lower rows; rooms of one row do not know each other.
 LAYERS = [
     ["__main__"],
-    ["cli"],
+    ["commands"],
     ["__init__"],  # the public names: the command may use them, no room does
     ["studio"],
     ["corpus", "learn"],
     ["report"],
     ["catalogue"],
     ["opening"],
-    ["models", "pretrained", "flow", "covers"],
+    ["models", "pretrained", "flow", "covers", "theory"],
+    ["running"],
     ["space"],
-    ["attention"],
-    ["files", "cards", "spread"],
+    ["statistics", "picture", "messages", "attention"],
+    ["files", "notebook_html", "ray_workers"],
     ["shapes"],
 ]
 DEPTH = {room: depth for depth, row in enumerate(LAYERS) for room in row}
@@ -207,7 +210,7 @@ def test_source(rule: Callable[[Path], list[str]]) -> None:
 
 def test_rules_see_the_source() -> None:
     rooms = {room_of(file, SOURCE) for file in python_files(SOURCE)}
-    assert {"__init__", "attention", "shapes", "cli"} <= rooms
+    assert {"__init__", "attention", "shapes", "commands"} <= rooms
     assert any(other == "attention" for file in python_files(SOURCE) for _, other in imported_rooms(file, SOURCE))
 
 
@@ -226,12 +229,12 @@ def test_no_import_and_no_function_is_overlooked() -> None:
 
 FAULTS = [
     (imports_upwards, "attention/mask.py", "from rheoscope.report import page"),
-    (imports_upwards, "attention/mask.py", "def late():\n    import rheoscope.cli"),
+    (imports_upwards, "attention/mask.py", "def late():\n    import rheoscope.commands.app"),
     (imports_upwards, "attention/deep/mask.py", "from ...space import view"),
     (imports_upwards, "attention/mask.py", "from rheoscope import mechanism"),
     (imports_upwards, "attention/mask.py", "import rheoscope as rs"),
-    (imports_upwards, "flow/energy.py", "from ..covers.why import why"),
-    (imports_upwards, "__init__.py", "from rheoscope.cli import main"),
+    (imports_upwards, "flow/energy/analysis.py", "from ...covers.why import why"),
+    (imports_upwards, "__init__.py", "from rheoscope.commands.app import main"),
     (rooms_without_a_layer, "attic/old.py", ""),
     (vague_names, "attention/utils.py", ""),
     (vague_names, "attention/core/mask.py", ""),
@@ -245,7 +248,11 @@ FAULTS = [
 FINE = [
     (imports_upwards, "attention/mask.py", "from .score import dot\nfrom rheoscope.shapes import Queries"),
     (imports_upwards, "attention/deep/mask.py", "from ..score import dot\nfrom rheoscope import __version__"),
-    (imports_upwards, "cli.py", "import rheoscope as rs\nfrom rheoscope.report import page\nimport torch, typing"),
+    (
+        imports_upwards,
+        "commands/app.py",
+        "import rheoscope as rs\nfrom rheoscope.report import page\nimport torch, typing",
+    ),
     (imports_upwards, "__init__.py", "from rheoscope.attention.zoo import mechanism"),
     (folders_that_export, "attention/__init__.py", '"""Attention."""'),
     (folders_that_export, "attention/__init__.py", ""),
@@ -256,7 +263,14 @@ FINE = [
 
 
 def plant(source: Path, name: str, text: str) -> None:
-    for file in ["__init__.py", "cli.py", "shapes.py", "attention/score.py", "space/view.py", "report/page.py"]:
+    for file in [
+        "__init__.py",
+        "commands/app.py",
+        "shapes.py",
+        "attention/score.py",
+        "space/view.py",
+        "report/page.py",
+    ]:
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         (source / file).touch()
     (source / "covers").mkdir()
@@ -279,95 +293,21 @@ def test_no_rule_is_too_strict(rule: Callable[[Path], list[str]], file: str, tex
 # The tree of CONTRIBUTING.md
 
 
-def tree_of(text: str) -> tuple[set[str], set[str]]:
-    """What the code block below "## The tree" names under src/rheoscope, and what the phrases of its folders may name.
-
-    A line is one or more names and a phrase; deeper lines lie in the folder above them. Names end in .py or a slash, or stand
-    before two spaces. The phrase of a folder may list its files: `lower/   HOW it runs: choose (which, and why) · sdpa`. Where
-    it says "one file per", any name of the tree may be one. Folders end in a slash, names are without .py.
-    """
-    lines = text.split("## The tree", 1)[1].split("```")[1].split("src/rheoscope/\n", 1)[1].splitlines()
-    named: set[str] = set()
-    listed: set[str] = set()
-    repeated: list[str] = []
-    above: dict[int, str] = {}
-    for line in takewhile(lambda line: line.startswith(" "), lines):
-        depth = len(line) - len(line.lstrip())
-        plain = re.match(r" *((?:\S+(?:\.py|/) +)+)(.*)", line) or re.match(r" *(.*?)  +(.*)", line)
-        names, phrase = plain.groups() if plain else (line, "")
-        above = {at: folder for at, folder in above.items() if at < depth}
-        room = "".join(above.values())
-        named |= {room + name.removesuffix(".py") for name in names.split()}
-        if names.strip().endswith("/"):
-            above[depth] = names.strip()
-            listed |= {room + names.strip() + word.removesuffix(".py") for word in re.findall(r"[\w.]+", phrase)}
-            repeated += [room + names.strip()] if "one file per" in phrase else []
-    listed |= {room + name.rpartition("/")[2] for room in repeated for name in named}
-    return named - {"__init__"}, listed
+def test_the_tree_in_contributing_is_the_source() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert page == source_tree.with_tree(page, SOURCE), "type make readme"
 
 
-def out_of_the_tree(source: Path, text: str) -> list[str]:
-    """Files and folders that the tree does not name, and names in it that are no file and no folder."""
-    files = [file.relative_to(source) for file in python_files(source) if file.name != "__init__.py"]
-    built = source / "studio" / "static"  # made by make studio, where there is node
-    folders = {path.relative_to(source) for path in source.rglob("*/") if path.name != "__pycache__"} - {Path()}
-    folders = {folder for folder in folders if not (source / folder).is_relative_to(built)}
-    here = {str(file.with_suffix("")) for file in files} | {f"{folder}/" for folder in folders}
-    named, listed = tree_of(text)
-    return sorted(here - named - listed) + sorted(named - here)
-
-
-def test_the_tree_is_the_source() -> None:
-    assert out_of_the_tree(SOURCE, (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")) == []
-
-
-TREE = """
-## The tree
-
-```
-src/rheoscope/
-  __init__.py        the names
-  shapes.py cli.py   the axes; the command
-  attention/         WHAT it computes
-    score.py           f(q, k)
-    lower/             HOW it runs: choose (which, and why) · sdpa
-  space/  one space
-    view       weights
-    trace.py state.py what a text is
-    plot/      one file per thing; bars.py for all
-tests/             mirrors src
-```
-"""
-PLANTED = [
-    "__init__.py", "shapes.py", "cli.py", "attention/score.py", "attention/lower/choose.py", "attention/lower/sdpa.py",
-    "space/view.py", "space/trace.py", "space/state.py", "space/plot/view.py", "space/plot/bars.py",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("more", "fewer", "told"),
-    [
-        ([], [], []),
-        (["space/form.py"], [], ["space/form"]),
-        (["space/plot/score.py"], [], []),
-        (["space/plot/form.py"], [], ["space/plot/form"]),
-        (["mask.py"], [], ["mask"]),
-        (["attention/lower/blocks.py"], [], ["attention/lower/blocks"]),
-        (["covers/__init__.py"], [], ["covers/"]),
-        (["score.py"], [], ["score"]),
-        ([], ["cli.py"], ["cli"]),
-        ([], ["attention/score.py"], ["attention/score"]),
-        ([], ["space/state.py"], ["space/state"]),
-        ([], ["space/plot/bars.py", "space/plot/view.py"], ["space/plot/"]),
-    ],
-)
-def test_a_tree_that_is_not_the_source_is_seen(
-    more: list[str], fewer: list[str], told: list[str], tmp_path: Path
-) -> None:
-    for file in {*PLANTED, *more} - set(fewer):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).touch()
-    assert out_of_the_tree(tmp_path, TREE) == told
+def test_the_tree_lists_files_folders_and_their_docstrings(tmp_path: Path) -> None:
+    plant(tmp_path, "attention/score.py", '"""Scores of queries and keys."""')
+    (tmp_path / "attention" / "__init__.py").write_text('"""What attention computes.\n\nMore."""', encoding="utf-8")
+    page = source_tree.with_tree(f"a\n{source_tree.START}\nold\n{source_tree.END}\nb", tmp_path)
+    assert (
+        "  attention/                   What attention computes\n    score.py                   Scores of queries"
+        in page
+    )
+    assert "old" not in page
+    assert page.endswith("\nb")
 
 
 # Light imports, as in a fresh interpreter
@@ -438,7 +378,7 @@ def test_there_are_public_names() -> None:
 
 def test_no_public_name_hides_a_module() -> None:
     assert names_that_hide_a_module(public_names(), SOURCE) == set()
-    assert names_that_hide_a_module(["mechanism", "attention", "cli"], SOURCE) == {"attention", "cli"}
+    assert names_that_hide_a_module(["mechanism", "attention", "commands"], SOURCE) == {"attention", "commands"}
 
 
 def test_every_public_name_has_an_example() -> None:

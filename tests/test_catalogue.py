@@ -11,14 +11,15 @@ import pytest
 import rheoscope as rs
 from rheoscope import catalogue
 from rheoscope.catalogue import TABLE, analysis
-from rheoscope.report.analysing import COMMON, options_of
-from rheoscope.report.listing import as_list, as_page
+from rheoscope.commands.analyse import COMMON
+from rheoscope.report.analysis_list import as_list, as_page
+from rheoscope.report.setting_options import options_of
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import SUBJECTS
 from tests.cases import double, text
 from tests.laws import every_analysis as battery
+from tests.pictures.cases import TEXT, by_three_hands, model
 from tests.report.cases import small
-from tests.report.plot.cases import TEXT, by_three_hands, model
 
 TOY = '''
 """How wide is the cloud?"""
@@ -57,7 +58,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     """The command, in this process."""
-    from rheoscope.cli import main
+    from rheoscope.commands.app import main
 
     monkeypatch.setattr(sys, "argv", ["rheoscope", *words])
     with pytest.raises(SystemExit) as end:
@@ -96,7 +97,7 @@ def test_a_toy_has_a_command_and_files(
 
 
 def test_a_toy_is_drawn_in_all_hands_and_stands_in_the_report(toy: str, tmp_path: Path) -> None:
-    from rheoscope.report.drawing import picture_of
+    from rheoscope.report.draw_result import picture_of
 
     found = rs.toy_radius(model().trace(TEXT))
     by_three_hands(picture_of(found))

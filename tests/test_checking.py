@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.space import ranks
+from rheoscope.statistics import ranks
 from tests.checking import checked_always, jaxtyped
 
 

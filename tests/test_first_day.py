@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from rheoscope.catalogue import TABLE
-from rheoscope.cli import app, main
+from rheoscope.commands.app import app, main
 from rheoscope.models.checkpoint import save
 from tests.report.cases import small
 

@@ -8,11 +8,11 @@ import pytest
 
 import rheoscope as rheoscope_package
 from rheoscope.catalogue import TABLE
-from rheoscope.cli import main
+from rheoscope.commands.app import main
 from rheoscope.models.checkpoint import save
-from rheoscope.report import dynamics, theorems
-from tests.flow.dynamics.cases import done
+from rheoscope.report import theorem_table, theory_report
 from tests.report.cases import small
+from tests.theory.cases import done
 
 PAGE = (Path(__file__).parents[1] / "docs" / "ideas.md").read_text(encoding="utf-8")
 COMMANDS = list(dict.fromkeys(re.findall(r"`(rheoscope [^`]+)`", PAGE)))
@@ -43,12 +43,12 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_every_command_runs(
     command: str, narrow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for of_the_bench in (dynamics, theorems):  # done once in a run of the suite
+    for of_the_bench in (theory_report, theorem_table):  # done once in a run of the suite
         monkeypatch.setattr(of_the_bench, "dynamics", done)
     monkeypatch.chdir(tmp_path)
     _, *words = shlex.split(command)
     if (name := words[-1]) in FEW:
-        lines = (FLOW / f"{name}.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = (FLOW / name / f"{name}.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
         (tmp_path / "words.tsv").write_text(
             "".join([one for one in lines if not one.startswith("#")][: FEW[name]]), encoding="utf-8"
         )

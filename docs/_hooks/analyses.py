@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rheoscope.report.listing import as_page
+from rheoscope.report.analysis_list import as_page
 
 MARK = "<!-- analyses -->"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rheoscope.catalogue import TABLE, analysis
 from rheoscope.report.draw.inline import figures
-from rheoscope.report.drawing import picture_of
+from rheoscope.report.draw_result import picture_of
 from rheoscope.report.style import DRAWN
 
 OPENING, GALLERY = "<!-- opening -->", "<!-- gallery -->"

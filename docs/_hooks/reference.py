@@ -7,9 +7,10 @@ from rheoscope.catalogue import TABLE
 
 MARK = "<!-- reference -->"
 ROOMS = {
-    "Open, ask, look": ("opening", "catalogue", "report", "studio", "corpus", "space", "shapes"),
+    "Open, ask, look": ("opening", "catalogue", "report", "studio", "corpus", "running", "space", "shapes"),
     "The flow": ("flow",),
     "The covers": ("covers",),
+    "Theory": ("theory",),
     "Attention": ("attention", "pretrained"),
 }
 """Heading → the rooms whose names stand below it."""

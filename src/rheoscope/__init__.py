@@ -26,33 +26,33 @@ from inspect import isfunction
 from types import ModuleType
 from typing import Any
 
-from rheoscope.cards import DRAWN_BY
 from rheoscope.catalogue import TABLE
+from rheoscope.notebook_html import DRAWN_BY
 
 _HOME = {
-    "Against": "rheoscope.covers.against",
+    "Against": "rheoscope.covers.comparison_arms",
     "Mechanism": "rheoscope.attention.mechanism",
     "RheoscopeError": "rheoscope.shapes",
     "analyses": "rheoscope.catalogue",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
-    "dynamics": "rheoscope.flow.dynamics.bench",
-    "experiments": "rheoscope.flow.dynamics.bench",
+    "dynamics": "rheoscope.theory.experiments",
+    "experiments": "rheoscope.theory.experiments",
     "load": "rheoscope.opening",
     "mechanism": "rheoscope.attention.zoo",
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
-    "open_corpus": "rheoscope.corpus.opened",
-    "over_texts": "rheoscope.space.over_texts",
-    "path_weights": "rheoscope.covers.composition",
-    "plot": "rheoscope.report.drawing",
-    "register_with_transformers": "rheoscope.pretrained.interface",
-    "reversed_map": "rheoscope.covers.reversed_attention",
-    "save_report": "rheoscope.report.answers_page",
+    "open_corpus": "rheoscope.corpus.corpus_result",
+    "over_texts": "rheoscope.running.over_texts",
+    "path_weights": "rheoscope.covers.composition.analysis",
+    "plot": "rheoscope.report.draw_result",
+    "register_with_transformers": "rheoscope.pretrained.attention_interface",
+    "reversed_map": "rheoscope.covers.reversed_attention.analysis",
+    "save_report": "rheoscope.report.report_page",
     "self_attention_gradients": "rheoscope.attention.gradient",
     "show": "rheoscope.studio.notebook",
-    "table": "rheoscope.report.table",
-    "trace_under": "rheoscope.covers.surgery",
+    "table": "rheoscope.report.tables",
+    "trace_under": "rheoscope.covers.surgery.analysis",
     "transformer_cost": "rheoscope.attention.cost",
     "verdicts": "rheoscope.report.verdicts",
     "weight_statistics": "rheoscope.attention.lower.statistics",
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
     home = import_module(homes[name])
     value = home if name == "nn" else getattr(home, name)
     if isfunction(value):
-        from rheoscope.space.given import looking_first  # with torch, which most of these functions need
+        from rheoscope.running.argument_checks import looking_first  # with torch, which most of these functions need
 
         value = looking_first(name, value)
     globals()[name] = value

@@ -1,7 +1,7 @@
 """Every analysis by name: one table, the only registry. What is said of all analyses is computed from it.
 
 A row is a public name and the file that declares it; the file is read when the analysis is first asked for. The function
-`transport` and its declaration `TRANSPORT` live in `flow/transport.py`.
+`transport` and its declaration `TRANSPORT` live in `flow/transport/analysis.py`.
 """
 
 from importlib import import_module
@@ -13,40 +13,40 @@ if TYPE_CHECKING:
     from rheoscope.space.analysis import Analysis
 
 TABLE: dict[str, str] = {
-    "frames": "rheoscope.flow.frames",
-    "readout": "rheoscope.flow.readout",
-    "trajectory": "rheoscope.flow.trajectory",
-    "transport": "rheoscope.flow.transport",
-    "geometry_kept": "rheoscope.flow.geometry_kept",
-    "clusters": "rheoscope.flow.clusters",
-    "density_clusters": "rheoscope.flow.density_clusters",
-    "purity": "rheoscope.flow.purity",
-    "senses": "rheoscope.flow.senses",
-    "relatedness": "rheoscope.flow.relatedness",
-    "charts": "rheoscope.flow.charts",
-    "massive_tokens": "rheoscope.flow.massive_tokens",
-    "energy": "rheoscope.flow.energy",
-    "scores": "rheoscope.covers.scores",
-    "agreement": "rheoscope.covers.agreement",
-    "distortion": "rheoscope.covers.distortion",
-    "distorted_pairs": "rheoscope.covers.distorted_pairs",
-    "stack": "rheoscope.covers.stack",
-    "operators": "rheoscope.covers.operators",
-    "composition": "rheoscope.covers.composition",
-    "relation_swap": "rheoscope.covers.relation_swap",
-    "head_types": "rheoscope.covers.head_types",
-    "head_statistics": "rheoscope.covers.head_statistics",
-    "score_attribution": "rheoscope.covers.score_attribution",
-    "prefix_stability": "rheoscope.covers.prefix_stability",
-    "rollout": "rheoscope.covers.rollout",
-    "heat": "rheoscope.covers.heat",
-    "fixed_point": "rheoscope.covers.fixed_point",
-    "boundary": "rheoscope.covers.boundary",
-    "reversed_attention": "rheoscope.covers.reversed_attention",
-    "attention_patching": "rheoscope.covers.attention_patching",
-    "surgery": "rheoscope.covers.surgery",
-    "decay": "rheoscope.covers.decay",
-    "faithfulness": "rheoscope.covers.faithfulness",
+    "frames": "rheoscope.flow.frames.analysis",
+    "readout": "rheoscope.flow.readout.analysis",
+    "trajectory": "rheoscope.flow.trajectory.analysis",
+    "transport": "rheoscope.flow.transport.analysis",
+    "geometry_kept": "rheoscope.flow.geometry_kept.analysis",
+    "clusters": "rheoscope.flow.clusters.analysis",
+    "density_clusters": "rheoscope.flow.density_clusters.analysis",
+    "purity": "rheoscope.flow.purity.analysis",
+    "senses": "rheoscope.flow.senses.analysis",
+    "relatedness": "rheoscope.flow.relatedness.analysis",
+    "charts": "rheoscope.flow.charts.analysis",
+    "massive_tokens": "rheoscope.flow.massive_tokens.analysis",
+    "energy": "rheoscope.flow.energy.analysis",
+    "scores": "rheoscope.covers.scores.analysis",
+    "agreement": "rheoscope.covers.agreement.analysis",
+    "distortion": "rheoscope.covers.distortion.analysis",
+    "distorted_pairs": "rheoscope.covers.distorted_pairs.analysis",
+    "stack": "rheoscope.covers.stack.analysis",
+    "operators": "rheoscope.covers.operators.analysis",
+    "composition": "rheoscope.covers.composition.analysis",
+    "relation_swap": "rheoscope.covers.relation_swap.analysis",
+    "head_types": "rheoscope.covers.head_types.analysis",
+    "head_statistics": "rheoscope.covers.head_statistics.analysis",
+    "score_attribution": "rheoscope.covers.score_attribution.analysis",
+    "prefix_stability": "rheoscope.covers.prefix_stability.analysis",
+    "rollout": "rheoscope.covers.rollout.analysis",
+    "heat": "rheoscope.covers.heat.analysis",
+    "fixed_point": "rheoscope.covers.fixed_point.analysis",
+    "boundary": "rheoscope.covers.boundary.analysis",
+    "reversed_attention": "rheoscope.covers.reversed_attention.analysis",
+    "attention_patching": "rheoscope.covers.attention_patching.analysis",
+    "surgery": "rheoscope.covers.surgery.analysis",
+    "decay": "rheoscope.covers.decay.analysis",
+    "faithfulness": "rheoscope.covers.faithfulness.analysis",
 }
 """Public name → file, in the order in which people read them."""
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from rheoscope.running.loading_stages import Progress, stage
+from rheoscope.running.runner import Running
+from rheoscope.running.weight_files import usual_device
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.running import Running
-from rheoscope.space.stages import Progress, stage
-from rheoscope.space.weights import usual_device
 
 Stages = tuple[Progress, Progress, Progress]
 """Who is told of reading, of hashing and of proving."""
@@ -109,9 +109,9 @@ def _is_ours(source: Any) -> bool:
 def _ours(
     source: Any, device: str | None, dtype: str | None, tokenizer: Any, drawn: int | None, stages: Stages
 ) -> Running:
+    from rheoscope.models.build_view import described
     from rheoscope.models.certificate import certify
     from rheoscope.models.checkpoint import opened, taken
-    from rheoscope.models.describing import described
 
     reading, hashing, proving = stages
     if isinstance(source, nn.Module):
@@ -135,9 +135,9 @@ def _theirs(
     drawn: int | None,
     stages: Stages,
 ) -> Running:
+    from rheoscope.pretrained.build_view import described
     from rheoscope.pretrained.certificate import certify
     from rheoscope.pretrained.checkpoint import opened, taken
-    from rheoscope.pretrained.describing import described
 
     reading, hashing, proving = stages
     found, ignored = None, tuple[str, ...]()

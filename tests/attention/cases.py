@@ -11,10 +11,10 @@ from torch import Generator, Tensor
 
 from rheoscope.attention.additive import Additive
 from rheoscope.attention.definition import reference
-from rheoscope.attention.feature import Linear, Tanh
+from rheoscope.attention.feature_maps import Linear, Tanh
 from rheoscope.attention.kernel_score import Polynomial
-from rheoscope.attention.lower.choose import LOWERINGS
-from rheoscope.attention.lower.offer import Offer
+from rheoscope.attention.lower.choice import LOWERINGS
+from rheoscope.attention.lower.lowering import Offer
 from rheoscope.attention.mask import Causal, Document, Mask, NoMask, Padding, Prefix, Table, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.entmax import Entmax

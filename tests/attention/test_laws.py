@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from rheoscope.attention.feature import Tanh
+from rheoscope.attention.feature_maps import Tanh
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.domain import Normaliser, softmax

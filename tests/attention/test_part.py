@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-import rheoscope.pretrained.interface
+import rheoscope.pretrained.attention_interface
 import rheoscope.space.head  # noqa: F401 (its parts are looked at too)
 from rheoscope.attention.additive import Additive
 from rheoscope.attention.definition import for_every_head, positions, reference
-from rheoscope.attention.feature import EluPlusOne, Feature, Identity, Linear, Residual, Tanh, Unit
-from rheoscope.attention.function import ScoreFunction
+from rheoscope.attention.feature_maps import EluPlusOne, Feature, Identity, Linear, Residual, Tanh, Unit
 from rheoscope.attention.kernel_score import Laplace, Polynomial
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import NoPosition, Position, Rotary, Together
+from rheoscope.attention.python_functions import ScoreFunction
 from rheoscope.attention.score import Added, Distance, Gram, Relation, Score, SoftCap
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import DIM, EVERY, HEADS, MASKS, POSITIONS, allows, any_mechanism, gap, inputs, random, wave

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention.additive import Additive
-from rheoscope.attention.feature import Linear, Residual, Tanh, Unit
-from rheoscope.attention.function import ScoreFunction
+from rheoscope.attention.feature_maps import Linear, Residual, Tanh, Unit
 from rheoscope.attention.kernel_score import Laplace, Polynomial
 from rheoscope.attention.normaliser.domain import softmax
+from rheoscope.attention.python_functions import ScoreFunction
 from rheoscope.attention.score import (
     Added,
     Distance,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rheoscope.corpus.job import Job
+from rheoscope.corpus.corpus_job import Job
 from rheoscope.models.checkpoint import save
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer

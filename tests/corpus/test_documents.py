@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rheoscope.corpus.documents import Documents, error_of_mean, of_documents
-from rheoscope.corpus.pieces import PIECES
-from rheoscope.corpus.sums import exact_sums
+from rheoscope.corpus.segments import PIECES
+from rheoscope.statistics.exact_sums import exact_sums
 from tests.corpus.test_summaries import same
 
 SIZES = st.lists(st.integers(1, 5), min_size=2, max_size=7)

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rheoscope.corpus.cells import Cells, cells_of
+from rheoscope.corpus.batch_analyses import Asked, joined, with_answer
 from rheoscope.corpus.documents import Documents
+from rheoscope.corpus.field_cells import Cells, cells_of
 from rheoscope.corpus.histogram import Histogram
-from rheoscope.corpus.pieces import PIECES
-from rheoscope.corpus.questions import Asked, joined, with_answer
+from rheoscope.corpus.segments import PIECES
 from rheoscope.corpus.summaries import BINS, Numbers, Summary, columns, edges, from_columns, merged, quantiles, summary
 from rheoscope.space.analysis import Field
 from tests.elsewhere import AWAY, elsewhere

@@ -6,7 +6,7 @@ import torch
 import rheoscope as rs
 from rheoscope.attention.definition import positions
 from rheoscope.covers.ablation import mean_ablation, mean_outputs, uniform_ablation
-from rheoscope.covers.pieces import kept_tokens, losses
+from rheoscope.covers.text_batches import kept_tokens, losses
 from tests.cases import LENGTH, distance, double, gap, model, text, traced
 
 F64 = torch.float64

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr, rankdata, spearmanr
 
 import rheoscope as rs
-from rheoscope.covers import agreement as module
-from rheoscope.covers.agreement import MEANS
+from rheoscope.covers.agreement import analysis as module
+from rheoscope.covers.agreement.analysis import MEANS
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.space.chance import p_values
+from rheoscope.statistics.nulls import p_values
 from tests.cases import double, text, traced
 from tests.covers.cases import bare, on
 from tests.pretrained.cases import random, randomised

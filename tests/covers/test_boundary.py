@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rheoscope as rs
-from rheoscope.covers.boundary import held, reordered, shared
-from rheoscope.covers.fixed_point import layer_map
+from rheoscope.covers.boundary.analysis import held, reordered, shared
+from rheoscope.covers.fixed_point.analysis import layer_map
 from tests.cases import default, double, traced
 from tests.covers.cases import bare
 from tests.covers.test_fixed_point import dense

@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor
 
 import rheoscope as rs
-from rheoscope.covers.decay import NOISE, after
-from rheoscope.covers.pieces import kept_tokens
-from rheoscope.covers.reversed_attention import written_at
+from rheoscope.covers.decay.analysis import NOISE, after
+from rheoscope.covers.reversed_attention.analysis import written_at
+from rheoscope.covers.text_batches import kept_tokens
 from tests.cases import PARALLEL, default, double, gap, model, random, text, theirs, traced
 from tests.covers.cases import bare
 from tests.laws.moves import gauges, holds_still

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 
 import rheoscope as rs
-from rheoscope.covers.by_chance import mismatch_null, turned
-from rheoscope.covers.distortion import images, together
-from rheoscope.covers.geometry import COMPARED, compared, geometry
-from rheoscope.space.chance import rotations
+from rheoscope.covers.cloud_comparison import COMPARED, compared, geometry
+from rheoscope.covers.distortion.analysis import images, together
+from rheoscope.covers.rotated_heads import mismatch_null, turned
+from rheoscope.statistics.nulls import rotations
 from tests.cases import double, gap, text, traced
 from tests.covers.cases import bare, on
 from tests.pretrained.cases import random

@@ -6,11 +6,11 @@ import torch
 from scipy.stats import spearmanr
 
 import rheoscope as rs
-from rheoscope.covers import pieces
-from rheoscope.covers.pieces import kept_tokens
+from rheoscope.covers import text_batches
+from rheoscope.covers.text_batches import kept_tokens
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
-from rheoscope.space.chance import RESAMPLES
+from rheoscope.statistics.nulls import RESAMPLES
 from tests.cases import default, double, model, text, traced
 
 F64 = torch.float64
@@ -94,7 +94,7 @@ def test_the_first_heads_of_an_order_are_kept() -> None:
 def test_ablations_side_by_side_are_those_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = double(name)
     together = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], shares=SHARES)
-    monkeypatch.setattr(pieces, "logits_at_once", lambda device: 1)
+    monkeypatch.setattr(text_batches, "logits_at_once", lambda device: 1)
     alone = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], shares=SHARES)
     for field in ("importance", "loss", "logit_difference", "lost"):
         assert np.nan_to_num(together[field].values) == pytest.approx(np.nan_to_num(alone[field].values), abs=2e-5)

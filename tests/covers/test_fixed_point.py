@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rheoscope as rs
-from rheoscope.covers.fixed_point import (
+from rheoscope.covers.fixed_point.analysis import (
     CONTROLLED,
     chance,
     jacobian,

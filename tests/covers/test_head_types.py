@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.head_types import Means, named, of_rows, repeated, where
+from rheoscope.covers.head_types.analysis import Means, named, of_rows, repeated, where
 from tests.cases import double, text, traced
 from tests.covers.cases import bare
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers import heat as of_heat
-from rheoscope.covers.heat import (
+from rheoscope.covers.heat import analysis as of_heat
+from rheoscope.covers.heat.analysis import (
     batch,
     dealt,
     gaps,

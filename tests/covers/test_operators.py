@@ -11,14 +11,14 @@ import transformers as hf
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers import by_chance
-from rheoscope.covers.by_chance import symmetry_draws, symmetry_null
-from rheoscope.covers.operators import OFFSETS, OPERATORS, TESTED, directionality, positive_share, positivity
-from rheoscope.pretrained.describing import described
-from rheoscope.space.chance import p_values, rotations
+from rheoscope.covers import rotated_heads
+from rheoscope.covers.operators.analysis import OFFSETS, OPERATORS, TESTED, directionality, positive_share, positivity
+from rheoscope.covers.rotated_heads import symmetry_draws, symmetry_null
+from rheoscope.pretrained.build_view import described
 from rheoscope.space.head import Turned
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
+from rheoscope.statistics.nulls import p_values, rotations
 from tests.pretrained.cases import EVERY, GPT2, changed, double, gap, model, network, once, random, randomised
 
 F64 = torch.float64
@@ -308,7 +308,7 @@ def test_moments_of_symmetry_are_those_of_turned_operators(rank: int, width: int
 def test_a_pool_that_is_used_again_leaves_heads_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The spread of the mean over heads is that of independent ones."""
     S, generator = torch.linspace(1, 0.1, 8, dtype=F64).expand(24, -1), torch.Generator().manual_seed(0)
-    monkeypatch.setattr(by_chance, "POOLED", 1024)
+    monkeypatch.setattr(rotated_heads, "POOLED", 1024)
     drawn = torch.stack(list(symmetry_draws(S, 32, 2000, generator)))
     assert float(drawn.mean(-1).std()) == pytest.approx(float(symmetry_null(S[0], 32)[1]) / 24**0.5, rel=0.07)
 

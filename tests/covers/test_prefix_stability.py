@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 import rheoscope as rs
-from rheoscope.covers import prefix_stability as module
-from rheoscope.covers.prefix_stability import common_end
+from rheoscope.covers.prefix_stability import analysis as module
+from rheoscope.covers.prefix_stability.analysis import common_end
 from tests.cases import double, text
 from tests.covers.cases import bare
 

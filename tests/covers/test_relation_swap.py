@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.relation_swap import compared, profile_products
+from rheoscope.covers.relation_swap.analysis import compared, profile_products
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.pairs import distances
+from rheoscope.space.pair_distances import distances
 from tests.cases import double, network, text
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import rheoscope as rs
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
-from rheoscope.space.form import at_offset, own_form
+from rheoscope.space.bilinear_form import at_offset, own_form
 from rheoscope.space.head import Heads, Turned
 from tests.cases import double, gap
 

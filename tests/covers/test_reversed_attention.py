@@ -5,7 +5,7 @@ import torch
 
 import rheoscope as rs
 from rheoscope.attention.definition import positions, scores
-from rheoscope.covers.reversed_attention import spelled
+from rheoscope.covers.reversed_attention.analysis import spelled
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
 from tests.cases import double, ours, text, theirs, traced

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import spearmanr
 
 import rheoscope as rs
-from rheoscope.covers.fixed_point import layer_map
+from rheoscope.covers.fixed_point.analysis import layer_map
 from tests.cases import double, gap, text, traced
 from tests.covers.cases import bare
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.scores import permitted
+from rheoscope.covers.scores.analysis import permitted
 from rheoscope.space.components import components
 from tests.cases import double, ours, random, text, theirs, traced
 from tests.laws.moves import move_key_bias, moved

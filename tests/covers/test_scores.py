@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.scores import SHARES, pairs_of, permitted, placed, shares_of, sides
+from rheoscope.covers.scores.analysis import SHARES, pairs_of, permitted, placed, shares_of, sides
 from rheoscope.space.head import Turned
 from tests.pretrained.cases import KINDS, double, gap, text, traced
 

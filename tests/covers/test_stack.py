@@ -11,8 +11,8 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 import rheoscope as rs
-from rheoscope.covers.by_chance import turned
-from rheoscope.covers.stack import union_ranks
+from rheoscope.covers.rotated_heads import turned
+from rheoscope.covers.stack.analysis import union_ranks
 from tests.cases import double, text, traced
 from tests.covers.cases import bare, on
 from tests.pretrained.cases import random

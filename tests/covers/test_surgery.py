@@ -8,9 +8,9 @@ import torch
 from torch import Generator
 
 import rheoscope as rs
-from rheoscope.covers.against import Against
-from rheoscope.covers.pieces import pieces
-from rheoscope.covers.surgery import kernel
+from rheoscope.covers.comparison_arms import Against
+from rheoscope.covers.surgery.analysis import kernel
+from rheoscope.covers.text_batches import pieces
 from tests.cases import CAUSAL, LENGTH, default, double, gap, model, ours, text, theirs, traced
 from tests.laws.every_analysis import ODD, SORTS
 from tests.laws.moves import different, gauges, holds_still

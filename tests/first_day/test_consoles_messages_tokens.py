@@ -15,14 +15,14 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import rheoscope as rs
-from rheoscope.cli import main
-from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Subject, ask
+from rheoscope.commands.app import main
+from rheoscope.picture.blocks import Block
 from rheoscope.report.console import console as plain_console
-from rheoscope.report.jobs import JOBS
-from rheoscope.report.tell.layers import compared
-from rheoscope.report.telling import Block
+from rheoscope.report.layer_table import compared
+from rheoscope.report.report_plans import JOBS
+from rheoscope.report.run_analyses import Subject, ask
 from rheoscope.report.terminal import WIDE, Terminal
+from rheoscope.space.results import Answers
 from tests.report.cases import small
 
 TEXT = "The keys to the 中 are on the table"
@@ -53,8 +53,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def opened(source: str | None, *rest: Any, **more: Any) -> Any:
         return small() if source is None else given(source)
 
-    for place in ("progress", "analysing"):
-        monkeypatch.setattr(f"rheoscope.report.{place}.opened", opened)
+    monkeypatch.setattr("rheoscope.report.progress_bars.opened", opened)
+    monkeypatch.setattr("rheoscope.commands.analyse.opened", opened)
 
     def typed(*words: str, encoding: str = "utf-8", width: int = 80, stdin: bytes = b"") -> Said:
         monkeypatch.setenv("COLUMNS", str(width))

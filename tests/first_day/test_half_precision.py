@@ -14,9 +14,9 @@ import torch
 import rheoscope as rs
 from rheoscope.catalogue import TABLE
 from rheoscope.models.checkpoint import save
-from rheoscope.report import answers_page, asking
-from rheoscope.report.asking import Subject, ask
-from rheoscope.report.jobs import JOBS, of_a_text
+from rheoscope.report import report_page, run_analyses
+from rheoscope.report.report_plans import JOBS, of_a_text
+from rheoscope.report.run_analyses import Subject, ask
 from rheoscope.space.analysis import Analysis
 from tests.cases import model, network
 from tests.laws.every_analysis import call
@@ -111,7 +111,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     """The command, in this process; its exit status."""
-    from rheoscope.cli import main
+    from rheoscope.commands.app import main
 
     monkeypatch.setattr(sys, "argv", ["rheoscope", *words])
     with pytest.raises(SystemExit) as end:
@@ -147,7 +147,7 @@ def test_every_command_works(
 
 def failing(name: str) -> Any:
     """The catalogue with one analysis that ends in an error of torch."""
-    own = asking.analysis
+    own = run_analyses.analysis
 
     def of(asked: str) -> Analysis:
         one = own(asked)
@@ -165,7 +165,7 @@ def failing(name: str) -> Any:
 def test_an_analysis_that_fails_takes_no_other_with_it(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(asking, "analysis", failing("energy"))
+    monkeypatch.setattr(run_analyses, "analysis", failing("energy"))
     monkeypatch.chdir(tmp_path)
     status = typed(monkeypatch, TEXT, "-m", str(saved), "--fast", "--html", "r.html", "--json", "r.json")
     said = capsys.readouterr()
@@ -187,7 +187,7 @@ def test_an_analysis_that_fails_takes_no_other_with_it(
 def test_a_command_of_one_analysis_that_fails_is_one_line(
     saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(asking, "analysis", failing("energy"))
+    monkeypatch.setattr(run_analyses, "analysis", failing("energy"))
     assert typed(monkeypatch, "analyse", "energy", TEXT, "-m", str(saved)) == 1
     said = capsys.readouterr().err
     assert said.startswith("rheoscope: a fault of the program (RuntimeError: expected m1")
@@ -196,10 +196,10 @@ def test_a_command_of_one_analysis_that_fails_is_one_line(
 
 def test_a_report_names_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(subject: Subject, asks: Any) -> Any:
-        return asking.begun(subject, nulls=True).after("clusters", RuntimeError("no\nmore"))
+        return run_analyses.begun(subject, nulls=True).after("clusters", RuntimeError("no\nmore"))
 
-    monkeypatch.setattr(answers_page, "ask", nothing)
-    monkeypatch.setattr(answers_page, "JOBS", {"flow": JOBS["operators"]})
+    monkeypatch.setattr(report_page, "ask", nothing)
+    monkeypatch.setattr(report_page, "JOBS", {"flow": JOBS["operators"]})
     said = rs.save_report(small(), small().trace(TEXT), tmp_path / "r.html")
     assert said.startswith("wrote ")
     assert said.endswith("; clusters failed, a fault of the program (RuntimeError: no more); please report it")
@@ -210,7 +210,9 @@ def test_every_sentence_can_do_without_any_one_analysis() -> None:
     for name in of_a_text():
         without = Subject(small(), TEXT, small().trace(TEXT))
         found = {key: one for key, one in answers.found.items() if key.split()[0] != name}
-        lacking = asking.replace(asking.begun(without, nulls=False), found=found).after(name, RuntimeError("no"))
+        lacking = run_analyses.replace(run_analyses.begun(without, nulls=False), found=found).after(
+            name, RuntimeError("no")
+        )
         for one in JOBS["flow"].tells:
             one.blocks(lacking)
 
@@ -220,6 +222,6 @@ def test_a_control_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no weights")
 
     subject = Subject(small(), TEXT, small().trace(TEXT))
-    found = ask(subject, [asking.Ask("clusters"), asking.Ask("trajectory")], controls=[broken])
+    found = ask(subject, [run_analyses.Ask("clusters"), run_analyses.Ask("trajectory")], controls=[broken])
     assert {*found.found} == {"clusters", "trajectory"}
     assert found.failed == ("the untrained control",)

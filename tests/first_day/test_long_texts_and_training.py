@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rheoscope.cli import app
-from rheoscope.models.state import kept_step
+from rheoscope.commands import analyse
+from rheoscope.commands.app import app
+from rheoscope.learn import training_time
 from rheoscope.models.train import Run
-from rheoscope.report import analysing, duration
-from rheoscope.report import progress as progress_module
+from rheoscope.models.training_state import kept_step
+from rheoscope.report import progress_bars as progress_module
 from rheoscope.report.long_texts import cut
 from rheoscope.shapes import RheoscopeError
 from tests.report.cases import small
@@ -25,7 +26,7 @@ TEXT = "the keys to the cabinet are on the table in the old hall "
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with texts, and the small model in the place of the default one."""
     monkeypatch.chdir(tmp_path)
-    for module in (progress_module, analysing):  # the second has it by name
+    for module in (progress_module, analyse):  # the second has it by name
         monkeypatch.setattr(module, "opened", lambda *named, **more: small())
     (tmp_path / "book.txt").write_text(TEXT * 400)
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 100)
@@ -123,7 +124,7 @@ def test_ctrl_c_keeps_the_step_and_a_finished_run_goes_further(here: Path, monke
 def test_a_cpu_says_how_long_it_will_take(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "steps to go will take about" in train("--steps", "12").stderr
     assert "steps to go" not in train("--steps", "22").stderr  # the tenth of ten is the last
-    monkeypatch.setattr("rheoscope.report.training.speed", lambda: 1e3)
+    monkeypatch.setattr("rheoscope.learn.train_report.speed", lambda: 1e3)
     said = train("--steps", "3", out="slow").stderr
     assert said.startswith("3 steps take ")
     assert " h " in said or "days" in said
@@ -132,7 +133,7 @@ def test_a_cpu_says_how_long_it_will_take(here: Path, monkeypatch: pytest.Monkey
 def test_a_recipe_of_days_is_told_before_its_first_step() -> None:
     from rheoscope.models.recipes import gpt2, tiny
 
-    said = duration.beforehand(gpt2(), 0, speed=1e11)
+    said = training_time.beforehand(gpt2(), 0, speed=1e11)
     assert "100,000 steps take" in said
     assert "days or more on this CPU" in said
-    assert duration.beforehand(tiny(), 0, speed=1e10) == ""
+    assert training_time.beforehand(tiny(), 0, speed=1e10) == ""

@@ -8,9 +8,9 @@ import pytest
 
 import rheoscope as rs
 from rheoscope import catalogue
+from rheoscope.picture.picture import Word
 from rheoscope.report.draw.inline import figures
-from rheoscope.report.drawing import picture_of
-from rheoscope.report.picture import Word
+from rheoscope.report.draw_result import picture_of
 from tests.report.cases import TEXT, small
 from tests.report.parts import Parts
 
@@ -19,7 +19,7 @@ PLOTS = ROOT / "src" / "rheoscope" / "report" / "plot"
 
 
 def test_a_heat_map_says_which_colour_is_how_much() -> None:
-    """On the page and with rs.plot; in a notebook, `tests/report/draw/test_hands.py` looks."""
+    """On the page and with rs.plot; in a notebook, `tests/report/draw/test_renderers.py` looks."""
     lens = rs.readout(small().trace(TEXT))
     figure = rs.plot(lens)
     bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]

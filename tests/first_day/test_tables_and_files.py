@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope import cli
+from rheoscope.commands import analyse, app
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Translator
-from rheoscope.report import analysing, progress
+from rheoscope.report import progress_bars
 from tests.report.cases import TEXT, small
 
 Typed = Callable[..., tuple[int, str]]
@@ -25,13 +25,13 @@ Typed = Callable[..., tuple[int, str]]
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Typed:
     """Type words behind `rheoscope`, in an empty directory, with a small model: the exit code and all that was said."""
     monkeypatch.chdir(tmp_path)
-    for module in (analysing, progress):
+    for module in (analyse, progress_bars):
         monkeypatch.setattr(module, "opened", lambda *_, **__: small())
 
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["rheoscope", *words])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            app.main()
         said = capsys.readouterr()
         return int(end.value.code or 0), said.out + said.err
 
@@ -46,7 +46,7 @@ def refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
         raise AssertionError("a model was opened")
 
     def run(*words: str) -> str:
-        for module in (analysing, progress):
+        for module in (analyse, progress_bars):
             monkeypatch.setattr(module, "opened", never)
         before = state()
         code, said = typed(*words)
@@ -216,10 +216,10 @@ def test_a_link_is_followed_and_stays(typed: Typed) -> None:
 def test_a_report_that_cannot_be_written_is_an_error(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rheoscope.report import command
+    from rheoscope.report import run_report
 
     Path("file").write_text("mine")
-    monkeypatch.setattr(command, "REPORT", Path("file/report.html"))
+    monkeypatch.setattr(run_report, "REPORT", Path("file/report.html"))
     assert "type --html and a name in another directory, or --no-html" in refused(TEXT)
 
 

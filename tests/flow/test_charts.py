@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rheoscope as rs
-from rheoscope.flow.charts import balls, cover, gaussian, kernel, of_cloud
-from rheoscope.flow.nerve import kernel as nerve_of
-from rheoscope.space.chance import p_values
-from rheoscope.space.pairs import distances, inner_products
+from rheoscope.flow.charts.analysis import balls, cover, gaussian, kernel, of_cloud
+from rheoscope.flow.charts.nerve import kernel as nerve_of
+from rheoscope.space.pair_distances import distances, inner_products
+from rheoscope.statistics.nulls import p_values
 from tests.cases import double, text
 
 F64 = torch.float64

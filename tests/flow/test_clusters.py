@@ -11,7 +11,7 @@ from sklearn import metrics
 
 import rheoscope as rs
 from rheoscope.flow.cloud import of_types
-from rheoscope.flow.clusters import (
+from rheoscope.flow.clusters.analysis import (
     kernel,
     lineage,
     linked,
@@ -21,13 +21,13 @@ from rheoscope.flow.clusters import (
     shuffle,
     silhouette,
 )
-from rheoscope.flow.clusters import (
+from rheoscope.flow.clusters.analysis import (
     ranks as of_both,
 )
-from rheoscope.flow.clusters import (
+from rheoscope.flow.clusters.analysis import (
     two_nearest as of_inner,
 )
-from rheoscope.space.pairs import cosines, inner_products
+from rheoscope.space.pair_distances import cosines, inner_products
 from rheoscope.space.trace import Trace
 from tests.pretrained.cases import random, traced
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rheoscope as rs
 from rheoscope.attention.mask import NoMask
-from rheoscope.flow.energy import alignments, cosines, found_beyond_chance, step_of
+from rheoscope.flow.energy.analysis import alignments, cosines, found_beyond_chance, step_of
 from rheoscope.space.operator import Factored
 from tests.cases import POST_NORM, double, random, text, traced
 from tests.pretrained.cases import KINDS, changed

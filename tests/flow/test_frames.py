@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.flow.frames import direction_of, evenly
+from rheoscope.flow.frames.analysis import direction_of, evenly
 from rheoscope.flow.projection import directions, plane
 from tests.cases import double, text, traced
 

@@ -12,13 +12,13 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.flow.geometry_kept import mantel, neighbours_of, of_cloud
-from rheoscope.flow.token_pairs import drawn_pairs, every_pair
+from rheoscope.flow.geometry_kept.analysis import mantel, neighbours_of, of_cloud
+from rheoscope.flow.geometry_kept.token_pairs import drawn_pairs, every_pair
+from rheoscope.running.runner import Running
 from rheoscope.space.components import components
-from rheoscope.space.pairs import distances, inner_products
-from rheoscope.space.ranks import unit_ranks
-from rheoscope.space.running import Running
+from rheoscope.space.pair_distances import distances, inner_products
 from rheoscope.space.trace import Trace
+from rheoscope.statistics.ranks import unit_ranks
 from tests.cases import EVERY, POST_NORM, double, random, traced
 
 F64 = torch.float64

@@ -11,8 +11,8 @@ from torch import Tensor
 import rheoscope as rs
 from rheoscope.attention.definition import scores
 from rheoscope.attention.lower import block_size
-from rheoscope.flow.energy import moves, step_of
-from rheoscope.flow.landscape import blind_to_shifts, landscape, log_interaction
+from rheoscope.flow.energy.analysis import moves, step_of
+from rheoscope.flow.energy.landscape import blind_to_shifts, landscape, log_interaction
 from rheoscope.space.head import Heads, of_head
 from rheoscope.space.operator import Factored
 from tests.cases import EVERY, SOFTMAX, TURNING, WITH_M, distance, double, gap, model, random, text, traced

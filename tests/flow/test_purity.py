@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.flow.purity import NAMELESS, kernel, pure
+from rheoscope.flow.purity.analysis import NAMELESS, kernel, pure
 from tests.cases import double, text
 from tests.flow.test_clusters import planted
 from tests.pretrained.cases import random

@@ -6,10 +6,10 @@ import torch
 import xarray as xr
 
 import rheoscope as rs
-from rheoscope.space.chance import p_values, successors
 from rheoscope.space.components import components
+from rheoscope.statistics.nulls import p_values, successors
 from tests import cases
-from tests.models import test_linked as linked
+from tests.models import test_encoder_decoder as linked
 from tests.pretrained import cases as theirs
 from tests.pretrained.cases import double, gap, model, text, traced
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.flow.relatedness import SHIPPED, beyond, kernel, nearer
+from rheoscope.flow.relatedness.analysis import SHIPPED, beyond, kernel, nearer
 from rheoscope.flow.word_lists import rows_of
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.pairs import distances, inner_products, upper
+from rheoscope.space.pair_distances import distances, inner_products, upper
 from tests.cases import default, double
 
 GROUP = torch.arange(5).repeat_interleave(4)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import rheoscope as rs
 from rheoscope.flow.occurrences import distances_between, place
-from rheoscope.flow.senses import BOUND, SHIPPED, Table, effects_of, kernel, nearest, splits
+from rheoscope.flow.senses.analysis import BOUND, SHIPPED, Table, effects_of, kernel, nearest, splits
 from rheoscope.flow.word_lists import rows_of
 from rheoscope.shapes import RheoscopeError
 from tests.cases import default, double, network

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.flow import assigning
-from rheoscope.flow import transport as module
-from rheoscope.flow.assigning import costs, squared_distances
 from rheoscope.flow.cloud import clouds
-from rheoscope.flow.sinkhorn import coupled, divergence
+from rheoscope.flow.transport import analysis as module
+from rheoscope.flow.transport import optimal_assignment
+from rheoscope.flow.transport.optimal_assignment import costs, squared_distances
+from rheoscope.flow.transport.sinkhorn import coupled, divergence
 from tests.pretrained.cases import random
 
 TEXT = "The river rises in the hills north of the town and flows south through the old mill district to the sea."
@@ -54,7 +54,7 @@ def test_transport_says_that_it_is_not_exact_and_by_how_much(monkeypatch: pytest
     assert exact.attrs["method"] == "exact"
     assert "error" not in exact.attrs
     monkeypatch.setattr(module, "EXACT", 12)
-    monkeypatch.setattr(assigning, "EXACT", 12)
+    monkeypatch.setattr(optimal_assignment, "EXACT", 12)
     near = rs.transport(trace, strides=[1], draws=2)
     assert near.attrs["method"] == "sinkhorn"
     assert abs(near.attrs["error"]) < 0.2

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from rheoscope.flow.stem import IRREGULAR, stem
+from rheoscope.flow.purity.stem import IRREGULAR, stem
 from tests.texts import any_text
 
 WORDS = [

@@ -8,7 +8,7 @@ import torch
 
 import rheoscope as rs
 from rheoscope.flow.projection import by_decomposition, by_iteration
-from rheoscope.flow.trajectory import of_displacements, of_inner_products, signs
+from rheoscope.flow.trajectory.analysis import of_displacements, of_inner_products, signs
 from tests.cases import EVERY, double, random, text, traced
 from tests.pretrained.cases import KINDS
 

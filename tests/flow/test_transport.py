@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import rheoscope as rs
-from rheoscope.flow import assigning, next_token
-from rheoscope.flow.assigning import (
+from rheoscope.flow.transport import next_token, optimal_assignment
+from rheoscope.flow.transport.analysis import FEW
+from rheoscope.flow.transport.next_token import is_tied, next_type_share, toward_next
+from rheoscope.flow.transport.optimal_assignment import (
     all_moved,
     assignment,
     by_clouds,
@@ -25,12 +27,10 @@ from rheoscope.flow.assigning import (
     moved,
     squared_distances,
 )
-from rheoscope.flow.next_token import is_tied, next_type_share, toward_next
-from rheoscope.flow.transport import FEW
-from rheoscope.space.chance import p_values, successors
-from rheoscope.space.chance import permutations as permutations_of
-from rheoscope.space.pairs import distances, inner_products
+from rheoscope.space.pair_distances import distances, inner_products
 from rheoscope.space.trace import Trace
+from rheoscope.statistics.nulls import p_values, successors
+from rheoscope.statistics.nulls import permutations as permutations_of
 from tests.cases import BIDIRECTIONAL, double
 from tests.pretrained.cases import random, text, traced
 
@@ -201,7 +201,7 @@ def test_pairs_of_many_texts_together_are_each_alone(draws: list[int], monkeypat
         for (first, last), drawn in zip(pairs, draws, strict=True)
     ]
     for room in (1, 16 * 50, 2**27):
-        monkeypatch.setattr(assigning, "AT_ONCE", room)
+        monkeypatch.setattr(optimal_assignment, "AT_ONCE", room)
         for one, other in zip(all_moved(texts, pairs, draws, seed=2), alone, strict=True):
             assert one.figures == pytest.approx(other.figures, rel=1e-12, nan_ok=True)
             assert torch.equal(one.coupling, other.coupling)
@@ -296,8 +296,8 @@ def test_what_it_cannot_do_is_told_and_the_rest_is_defined(monkeypatch: pytest.M
         rs.transport(rs.load().trace([1]))
     with pytest.raises(rs.RheoscopeError, match=r"1 to 6, 1 among them, got 7; type strides=\[1, 6\]"):
         rs.transport(through(one, one), strides=[1, 7], keep_massive=True)
-    monkeypatch.setattr("rheoscope.flow.transport.EXACT", 4)
-    monkeypatch.setattr("rheoscope.flow.assigning.EXACT", 4)
+    monkeypatch.setattr("rheoscope.flow.transport.analysis.EXACT", 4)
+    monkeypatch.setattr("rheoscope.flow.transport.optimal_assignment.EXACT", 4)
     still = rs.transport(through(one, one), keep_massive=True)  # beyond the exact limit, and every token the same
     assert still.attrs["draws"] == FEW
     assert still.attrs["method"] == "sinkhorn"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rheoscope.attention.definition import for_every_head, positions, reference
 from rheoscope.attention.gradient import attention_gradients
 from rheoscope.attention.laws import LAWS
-from rheoscope.attention.lower import block_size, prefix
-from rheoscope.attention.lower.choose import LOWERINGS
+from rheoscope.attention.lower import block_size, linear_prefix
+from rheoscope.attention.lower.choice import LOWERINGS
 from rheoscope.attention.lower.statistics import weight_statistics
 from rheoscope.attention.mask import NoMask
 from rheoscope.attention.mechanism import Mechanism
@@ -223,7 +223,7 @@ def test_huge_logits_stay_finite(name: str, dtype: torch.dtype) -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few numbers a block that 9 tokens fill several (2 texts x 4 heads x 9 keys x 4 rows), and chunks of 4."""
     monkeypatch.setattr(block_size, "NEAR", 2 * 4 * 9 * 4)
-    monkeypatch.setattr(prefix, "CHUNK", 4)
+    monkeypatch.setattr(linear_prefix, "CHUNK", 4)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.models.describing import described as described_ours
-from rheoscope.pretrained.describing import described
+from rheoscope.models.build_view import described as described_ours
+from rheoscope.pretrained.build_view import described
 from rheoscope.space.head import Heads, Turned
 from tests.cases import double, gap, network, ours, random, text, theirs
 from tests.pretrained.cases import once

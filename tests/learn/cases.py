@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from rheoscope.models.config import Config
-from rheoscope.models.data import IGNORED, seeded
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PairCorpus, Pairs
 from rheoscope.models.task import Batch, Predicted, Task, Translation
+from rheoscope.models.token_corpus import IGNORED, seeded
 
 LETTERS, LENGTH = 11, 8
 

@@ -22,7 +22,7 @@ from rheoscope.learn.curves import (
     verdicts,
 )
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.chance import holm, median_ends, sign_p, student_ends
+from rheoscope.statistics.nulls import holm, median_ends, sign_p, student_ends
 
 SEEDS, REPEATS = 12, 2000
 SPREAD = 0.011

@@ -7,8 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from rheoscope.learn.entrants import ENTRANTS, entrant, entrants, flops, matched, parameters
-from rheoscope.learn.initial import drawn
-from rheoscope.learn.packed import Packed
+from rheoscope.learn.initial_weights import drawn
+from rheoscope.learn.packed_model import Packed
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
 from tests.learn.cases import LENGTH, LETTERS, config

@@ -10,8 +10,8 @@ import torch
 from torch import Generator, Tensor
 
 import rheoscope as rs
-from rheoscope.covers.operation import edit, plans
-from rheoscope.covers.pieces import losses
+from rheoscope.covers.head_replacement import edit, plans
+from rheoscope.covers.text_batches import losses
 from rheoscope.learn.healing import (
     ARMS,
     UNTOUCHED,
@@ -27,11 +27,11 @@ from rheoscope.learn.healing import (
     measure,
     trained,
 )
-from rheoscope.learn.healing_told import show, table_of, tokens_of
-from rheoscope.models.recorded import Recorder, forget_accumulate_grad
-from rheoscope.report.command import Files
+from rheoscope.learn.healing_report import show, table_of, tokens_of
+from rheoscope.models.cuda_graph_steps import Recorder, forget_accumulate_grad
+from rheoscope.report.run_report import Files
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.form import at_offset, own_form
+from rheoscope.space.bilinear_form import at_offset, own_form
 from tests import cases
 from tests.models.cases import network
 from tests.pretrained.cases import VOCABULARY, gap

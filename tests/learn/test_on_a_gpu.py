@@ -12,14 +12,14 @@ import torch
 from torch._dynamo.utils import counters
 
 import rheoscope as rs
-from rheoscope.learn import kept
+from rheoscope.learn import race_files
 from rheoscope.learn.entrants import ENTRANTS, entrant, penalties
 from rheoscope.learn.healing import Healing, heal
-from rheoscope.learn.initial import drawn
+from rheoscope.learn.initial_weights import drawn
 from rheoscope.learn.learner import packed_learner
 from rheoscope.learn.race import Pack, Race, many_graphs, race
-from rheoscope.models.data import MASKED, prepare
 from rheoscope.models.task import Masked, autocast
+from rheoscope.models.token_corpus import MASKED, prepare
 from tests import cases
 from tests.learn.cases import Letters, recipe, sentences
 from tests.learn.test_race import Stopped, files, stopping
@@ -108,7 +108,7 @@ def test_stopped_it_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytes
         race(asked, Letters(), tmp_path / "stopped", "cuda", deterministic=True, tell=stopping(23))
     race(asked, Letters(), tmp_path / "stopped", "cuda", deterministic=True)
     assert files(tmp_path / "stopped") == files(tmp_path / "whole")
-    assert all(line["loss"] is not None for line in kept.logs(tmp_path / "whole"))
+    assert all(line["loss"] is not None for line in race_files.logs(tmp_path / "whole"))
 
 
 def test_a_pack_that_waits_leaves_the_device() -> None:
@@ -141,7 +141,7 @@ def test_hidden_tokens_are_raced_in_packs(tmp_path: Path) -> None:
     corpus = prepare([tmp_path / "book.txt"], tmp_path / "data", "characters", held_out=0.1, specials=MASKED)
     asked = Race(recipe(form="encoder", steps=4), ("tied", "untied+asymmetry=1"), seeds=3, held_out=100)
     race(asked, Masked.of(corpus), tmp_path / "out", "cuda")
-    last = [line["loss"] for line in kept.logs(tmp_path / "out") if line["step"] == 4]
+    last = [line["loss"] for line in race_files.logs(tmp_path / "out") if line["step"] == 4]
     assert len(last) == 9
     assert all(loss < 4 for loss in last)
 
@@ -150,6 +150,6 @@ def test_sentence_pairs_are_raced_as_on_a_cpu(tmp_path: Path) -> None:
     asked = Race(wide(form="encoder-decoder", steps=4, evaluate_every=2), ("tied", "metric_map"), seeds=3)
     for device in ("cpu", "cuda"):
         race(asked, sentences(), tmp_path / device, device)
-    for here, there in zip(*(kept.logs(tmp_path / device) for device in ("cpu", "cuda")), strict=True):
+    for here, there in zip(*(race_files.logs(tmp_path / device) for device in ("cpu", "cuda")), strict=True):
         # after four steps at this rate, products rounded to bfloat16 on a CPU move metric_map by .06
         assert there["loss"] == pytest.approx(here["loss"], abs=3e-2 if here["step"] <= 2 else 0.2), here

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from rheoscope.files import LOCK
-from rheoscope.learn import kept
-from rheoscope.learn.finished import model_of
+from rheoscope.learn import race_files
+from rheoscope.learn.distributed_race import ended, opened, race_spread
 from rheoscope.learn.race import USUAL, Race, ahead, fitting, race, running, share
-from rheoscope.learn.result import result
-from rheoscope.learn.spread import ended, opened, race_spread
-from rheoscope.learn.telling import how_many_workers
+from rheoscope.learn.race_models import model_of
+from rheoscope.learn.race_report import how_many_workers
+from rheoscope.learn.race_result import result
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Batch, evaluate
 from rheoscope.models.train import Place
@@ -36,7 +36,7 @@ def small(**more: Any) -> Race:
 
 def files(out: Path) -> dict[str, bytes]:
     """All that counts: everything but times and who worked here last."""
-    there = [file for file in sorted(out.rglob("*")) if file.is_file() and file.name not in (kept.TIMES, LOCK)]
+    there = [file for file in sorted(out.rglob("*")) if file.is_file() and file.name not in (race_files.TIMES, LOCK)]
     return {str(file.relative_to(out)): file.read_bytes() for file in there}
 
 
@@ -76,12 +76,12 @@ def test_all_entrants_read_the_same_batches_in_the_same_order(undisturbed: Path,
             first, *others = task.handed[seed, step]
             assert all(torch.equal(first[0], other[0]) and torch.equal(first[1], other[1]) for other in others)
     assert not torch.equal(task.handed[0, 1][0][0], task.handed[1, 1][0][0])
-    one, among = (kept.pack_folder(out, "untied", 1e-2) for out in (undisturbed, tmp_path / "out"))
+    one, among = (race_files.pack_folder(out, "untied", 1e-2) for out in (undisturbed, tmp_path / "out"))
     assert files(one) == files(among)  # rates share what is compiled, and nothing else
 
 
 def test_all_have_the_same_budget_and_the_same_start(undisturbed: Path) -> None:
-    lines = list(kept.logs(undisturbed))
+    lines = list(race_files.logs(undisturbed))
     by = {name: [line for line in lines if line["entrant"] == name] for name in ("untied", "tied")}
     for key in ("seed", "step", "tokens", "rate"):
         assert [line[key] for line in by["untied"]] == [line[key] for line in by["tied"]]
@@ -105,7 +105,7 @@ def test_the_bar_ends_at_the_whole(tmp_path: Path) -> None:
 
 def test_packed_or_one_after_another_the_losses_are_the_same(undisturbed: Path, tmp_path: Path) -> None:
     race(small(), Letters(), tmp_path / "out", "cpu", packed=False)
-    for one, other in zip(kept.logs(undisturbed), kept.logs(tmp_path / "out"), strict=True):
+    for one, other in zip(race_files.logs(undisturbed), race_files.logs(tmp_path / "out"), strict=True):
         for key in one:
             close = pytest.approx(other[key], rel=1e-4) if isinstance(other[key], float) else other[key]
             assert one[key] == close, key
@@ -116,7 +116,7 @@ def test_sentence_pairs_are_raced_in_packs(tmp_path: Path) -> None:
     asked, said = Race(recipe(form="encoder-decoder", steps=2, evaluate_every=2), ("metric_map",), 2, ()), []
     for packed in (True, False):
         race(asked, sentences(), tmp_path / str(packed), "cpu", packed=packed, say=said.append)
-    one, other = ([line["loss"] for line in kept.logs(tmp_path / str(packed))] for packed in (True, False))
+    one, other = ([line["loss"] for line in race_files.logs(tmp_path / str(packed))] for packed in (True, False))
     assert one == pytest.approx(other, rel=1e-4)
     assert said == []
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_packed_is_said_and_raced_all_the_same(tmp_path: Path) ->
     assert len(said) == 2
     assert "untied: no packed form of BucketTable" in said[0]
     assert said[0].endswith("its seeds are trained one after another")
-    assert len(list(kept.logs(tmp_path / "out"))) == 12
+    assert len(list(race_files.logs(tmp_path / "out"))) == 12
 
 
 # Going on
@@ -188,7 +188,7 @@ def test_killed_between_two_files_it_goes_on_to_the_same(
     at: int, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state that no log names, a log whose older state is still there."""
-    written, write = [0], kept.write_file
+    written, write = [0], race_files.write_file
 
     def dying(path: Path, fill: Any) -> str:
         if written[0] == at:
@@ -196,7 +196,7 @@ def test_killed_between_two_files_it_goes_on_to_the_same(
         written[0] += 1
         return write(path, fill)
 
-    monkeypatch.setattr(kept, "write_file", dying)
+    monkeypatch.setattr(race_files, "write_file", dying)
     with pytest.raises(Stopped):
         race(small(), Letters(), tmp_path / "out", "cpu")
     monkeypatch.undo()
@@ -214,7 +214,7 @@ def test_killed_for_real_it_goes_on_to_the_same_table(undisturbed: Path, tmp_pat
 
     killed = forked(lambda: race(small(), Letters(), out, "cpu", tell=tell))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert kept.step_of(kept.lines_of(kept.pack_folder(out, "untied", 1e-2))) == 3
+    assert race_files.step_of(race_files.lines_of(race_files.pack_folder(out, "untied", 1e-2))) == 3
     race(small(), Letters(), out, "cpu")
     assert files(out) == files(undisturbed)
     assert result(out).identical(result(undisturbed))
@@ -281,8 +281,8 @@ class Poisoned(Letters):
 
 def test_a_seed_that_diverges_is_told_and_the_others_go_on(undisturbed: Path, tmp_path: Path) -> None:
     race(small(), Poisoned(), tmp_path / "out", "cpu")
-    whole = {(line["entrant"], line["seed"], line["step"]): line for line in kept.logs(undisturbed)}
-    for line in kept.logs(tmp_path / "out"):
+    whole = {(line["entrant"], line["seed"], line["step"]): line for line in race_files.logs(undisturbed)}
+    for line in race_files.logs(tmp_path / "out"):
         if line["seed"] == 1 and line["step"] == 6:
             assert line["diverged"] == 5
             assert line["loss"] is None
@@ -306,7 +306,7 @@ def test_where_all_seeds_diverged_nothing_more_is_trained(tmp_path: Path) -> Non
 
     race(asked, AllPoisoned(), tmp_path / "out", "cpu", tell=lambda tokens, total, what: steps.append(what))
     assert len(steps) == 2
-    lines = list(kept.logs(tmp_path / "out"))
+    lines = list(race_files.logs(tmp_path / "out"))
     assert [line["diverged"] for line in lines] == [None, 2, 2, 2]
 
 
@@ -328,7 +328,7 @@ def test_a_disk_that_is_full_is_told_in_one_line(tmp_path: Path, monkeypatch: py
     def full(tensors: Any, file: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kept, "save_tensors", full)
+    monkeypatch.setattr(race_files, "save_tensors", full)
     with pytest.raises(RheoscopeError, match=r"No space left on device.*type the same command to go on"):
         race(small(), Letters(), tmp_path / "out", "cpu")
     assert not list((tmp_path / "out").rglob("*.safetensors"))
@@ -341,7 +341,7 @@ def test_models_of_a_race_are_what_was_trained(undisturbed: Path, tmp_path: Path
     """The loss of each, computed by itself, is the one in the log; packed or not."""
     race(small(), Letters(), tmp_path / "alone", "cpu", packed=False)
     for out in (undisturbed, tmp_path / "alone"):
-        last = {(line["entrant"], line["seed"]): line["loss"] for line in kept.logs(out)}
+        last = {(line["entrant"], line["seed"]): line["loss"] for line in race_files.logs(out)}
         for entrant in ("untied", "tied"):
             for seed in (0, 1):
                 found = evaluate(model_of(out, entrant, seed), Letters(), recipe(), torch.device("cpu"))
@@ -357,7 +357,7 @@ def test_models_that_are_not_there_are_refused(undisturbed: Path) -> None:
 def test_processes_share_a_race(undisturbed: Path, tmp_path: Path) -> None:
     """Each takes entrants of its own, at all their rates; together they write what one would."""
     out, seen = tmp_path / "out", []
-    kept.same_race(out, small().told(Letters()))
+    race_files.same_race(out, small().told(Letters()))
     for rank in (1, 0):
         place = Place(torch.device("cpu"), rank, world=2)
         with running(small(), Letters(), out, place, USUAL) as here:
@@ -371,7 +371,7 @@ def test_packs_one_by_one_in_any_order_give_the_same_files(undisturbed: Path, tm
     """What a worker of a cluster does, in this process."""
     out = tmp_path / "out"
     asked = fitting(small(), Letters())
-    kept.same_race(out, asked.told(Letters()))
+    race_files.same_race(out, asked.told(Letters()))
     racer = opened(asked, pickle.loads(pickle.dumps(Letters())), out, "cpu", USUAL)
     with racer.kept_open:
         for pack in reversed(asked.packs()):

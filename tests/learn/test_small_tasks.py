@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rheoscope.learn import kept
-from rheoscope.learn.finished import model_of
-from rheoscope.learn.initial import drawn
+from rheoscope.learn import race_files
+from rheoscope.learn.initial_weights import drawn
 from rheoscope.learn.learner import lone_learner, packed_learner
 from rheoscope.learn.race import Race, race
+from rheoscope.learn.race_models import model_of
 from rheoscope.models.digits import Digits
-from rheoscope.models.known_tokens import start_known
+from rheoscope.models.input_encoders import start_known
 from rheoscope.models.recipes import Recipe, digits, two_moons
 from rheoscope.models.task import Task
 from rheoscope.models.train import train
@@ -74,7 +74,7 @@ def losses(task: Task, asked: Recipe, seed: int) -> float:
 def test_raced_they_start_from_what_is_known_and_their_models_open(tmp_path: Path) -> None:
     task, asked = TwoMoons(side=4), two_moons().but(steps=1, evaluate_every=1, batch=128, width=16)
     race(Race(asked, ("tied",), seeds=2), task, tmp_path / "out", "cpu")
-    first = [line for line in kept.logs(tmp_path / "out") if line["step"] == 0]
+    first = [line for line in race_files.logs(tmp_path / "out") if line["step"] == 0]
     own = [line["loss"] for line in first if line["entrant"] == "untied"]
     assert own == pytest.approx([losses(task, asked, seed) for seed in (0, 1)])
     assert model_of(tmp_path / "out", "tied", seed=1).stack.embed.weight.shape == (task.vocabulary, 16)

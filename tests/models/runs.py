@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from rheoscope.models.config import Config
-from rheoscope.models.data import Corpus
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import END, PairCorpus, Pairs
 from rheoscope.models.task import Masked, Prose, Translation
+from rheoscope.models.token_corpus import Corpus
 from rheoscope.models.train import read_log, train
 
 VOCABULARY = 11

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rheoscope.models.data import IGNORED
 from rheoscope.models.digits import ASK, BRIGHTEST, PATCHES, Digits, images, patches
 from rheoscope.models.recipes import Recipe, digits, tiny
+from rheoscope.models.token_corpus import IGNORED
 from rheoscope.shapes import RheoscopeError
 
 pytest.importorskip("sklearn")

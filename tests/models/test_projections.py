@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers.operation import Operation, live
-from rheoscope.covers.reversed_attention import at_outputs
-from rheoscope.flow.energy import moved_by
+from rheoscope.covers.head_replacement import Operation, live
+from rheoscope.covers.reversed_attention.analysis import at_outputs
+from rheoscope.flow.energy.analysis import moved_by
 from rheoscope.models.checkpoint import initial, opened, save
 from rheoscope.models.config import CHOICES, Config
 from rheoscope.models.generate import generate

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rheoscope.models.data import Corpus
 from rheoscope.models.sentence_pairs import PairCorpus, Pairs, prepare_pairs
+from rheoscope.models.token_corpus import Corpus
 from rheoscope.models.vocabulary import decode, load_tokenizer
 from rheoscope.shapes import RheoscopeError
 

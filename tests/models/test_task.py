@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rheoscope.models.data import IGNORED, MASKED, prepare, seeded
 from rheoscope.models.task import Masked, Objective, evaluate, nats, seed_draws, task_of
+from rheoscope.models.token_corpus import IGNORED, MASKED, prepare, seeded
 from rheoscope.models.transformer import build
 from rheoscope.models.vocabulary import load_tokenizer
 from rheoscope.shapes import RheoscopeError

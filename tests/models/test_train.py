@@ -140,7 +140,7 @@ def as_one_of_two(out: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    """torchrun itself starts two in tests/report/test_training.py."""
+    """torchrun itself starts two in tests/learn/test_train_report.py."""
     run(tmp_path / "one prose", small(dropout=0.0))
     run(tmp_path / "one pairs", translator(dropout=0.0), translation())
     run(tmp_path / "one few", small(dropout=0.0, batch=1, accumulate=1))

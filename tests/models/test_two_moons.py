@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rheoscope.learn.initial import drawn
-from rheoscope.models.data import IGNORED, seeded
-from rheoscope.models.known_tokens import start_known
+from rheoscope.learn.initial_weights import drawn
+from rheoscope.models.input_encoders import start_known
 from rheoscope.models.recipes import Recipe, tiny, two_moons
+from rheoscope.models.token_corpus import IGNORED, seeded
 from rheoscope.models.two_moons import MOONS, REACH, STATES, TwoMoons, on_moons, turned
 from rheoscope.shapes import RheoscopeError
 

@@ -17,7 +17,7 @@ import transformers as hf
 from torch import Generator, Tensor
 
 import rheoscope as rs
-from rheoscope.space.hooks import on_call, on_return
+from rheoscope.running.thread_hooks import on_call, on_return
 from tests.place import PLACE
 
 torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import rheoscope as rs
 from rheoscope.pretrained.checkpoint import TABLES, initial, quiet
+from rheoscope.running.weight_files import fingerprint, placed
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.weights import fingerprint, placed
 from tests.attention.cases import as_users_run
 from tests.pretrained.cases import EVERY, gap, model, network, saved, text, tokenizer, traced, with_tensors
 

@@ -8,8 +8,8 @@ import transformers as hf
 import rheoscope as rs
 from rheoscope.pretrained.certificate import attended
 from rheoscope.pretrained.families import FAMILIES, RELEVANT, family_of
+from rheoscope.running.certificate import closure_error
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.certificate import closure_error
 from tests.pretrained.cases import EVERY, GEMMA, GPT2, GROUPED, OPT, PLAIN, gap, network, randomised, rope, text
 
 

@@ -14,7 +14,7 @@ import torch
 
 import rheoscope as rs
 from rheoscope.pretrained.certificate import attended
-from rheoscope.space.certificate import closure_error
+from rheoscope.running.certificate import closure_error
 
 torch.set_num_threads(1)  # two threads on two shared cores wait for each other for minutes
 MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[3] / "shared" / "models"))

@@ -8,11 +8,11 @@ import torch
 import rheoscope as rs
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Subject, ask
-from rheoscope.report.jobs import JOBS, Job
+from rheoscope.report.report_plans import JOBS, Job
+from rheoscope.report.run_analyses import Subject, ask
+from rheoscope.space.results import Answers
+from tests.pictures.cases import TEXT, by_three_hands, model
 from tests.report.parts import Parts
-from tests.report.plot.cases import TEXT, by_three_hands, model
 
 
 @cache

@@ -7,8 +7,8 @@ import numpy as np
 import xarray as xr
 
 import rheoscope as rs
-from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Subject, begun
+from rheoscope.report.run_analyses import Subject, begun
+from rheoscope.space.results import Answers
 
 DRAWS = 20
 LAYERS, HEADS, POINTS = 6, 4, 7

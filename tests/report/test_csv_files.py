@@ -8,7 +8,7 @@ import pytest
 import rheoscope as rs
 from rheoscope.report import csv_files
 from rheoscope.report.csv_files import check_tables, save_csv
-from tests.report.test_table import toy
+from tests.report.test_tables import toy
 
 
 def test_files_have_the_names_of_analyses_and_dimensions_and_read_back(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import torch
 import xarray as xr
 
 import rheoscope as rs
-from rheoscope.report.asking import Subject, ask
 from rheoscope.report.findings import CANDIDATES, OF_OPERATORS, as_dataset, findings, sentences
-from rheoscope.report.usual import asked
+from rheoscope.report.report_settings import asked
+from rheoscope.report.run_analyses import Subject, ask
 from tests.pretrained.cases import random
 from tests.report import planted
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rheoscope as rs
-from rheoscope.report.answers import Answers
+from rheoscope.messages.numbers import short
+from rheoscope.picture.blocks import Lines, Table
 from rheoscope.report.long_texts import cut, part
-from rheoscope.report.pieces import joined, told
-from rheoscope.report.tell.short import short
-from rheoscope.report.telling import Lines, Table
-from rheoscope.space.over_texts import over_texts, together
+from rheoscope.report.windowed_report import joined, told
+from rheoscope.running.over_texts import over_texts, together
+from rheoscope.space.results import Answers
 from tests.report.cases import small
 
 TEXT = "the keys to the cabinet are on the table in the old hall "

@@ -4,8 +4,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rheoscope.report.answers_page import page_of
-from rheoscope.report.jobs import JOBS
+from rheoscope.report.report_page import page_of
+from rheoscope.report.report_plans import JOBS
 from tests.report.cases import told
 from tests.report.parts import EMPTY, Parts
 

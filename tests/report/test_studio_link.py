@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from hypothesis import given
 
-from rheoscope.report.answers import Answers
 from rheoscope.report.page import Page
 from rheoscope.report.studio_link import LONGEST, PORT, address, command, with_studio
+from rheoscope.space.results import Answers
 from tests.report.cases import small
 from tests.texts import any_text
 

@@ -6,15 +6,15 @@ import re
 import pytest
 from rich.console import Console
 
-from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Subject, ask
-from rheoscope.report.jobs import FIRST, JOBS, Told, job_of
-from rheoscope.report.tell import layers
-from rheoscope.report.telling import Cell, Drawing, Facts, Lines, Table, Tokens
+from rheoscope.picture.blocks import Cell, Drawing, Facts, Lines, Table, Tokens
+from rheoscope.report import layer_table
+from rheoscope.report.report_plans import FIRST, JOBS, Told, job_of
+from rheoscope.report.run_analyses import Subject, ask
 from rheoscope.report.terminal import WIDE, Terminal, fitting
 from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.space.results import Answers
+from tests.pictures.cases import drawn
 from tests.report.cases import TEXT, answered, model, small, told
-from tests.report.plot.cases import drawn
 
 ROWS = [[Cell("L0"), Cell("12345.678", small=".25"), Cell("-0.5"), Cell("many words " * 9)]]
 WORDY = Table("A heading", [Cell("layer"), Cell("n", "a number"), Cell("m"), Cell("what")], ROWS, frozenset({0, 3}))
@@ -107,7 +107,7 @@ def test_numbers_are_never_cut_and_words_are_folded(width: int) -> None:
 
 @pytest.mark.parametrize("width", [30, 60, 100])
 def test_every_number_of_the_main_table_stands_there_at_any_width(width: int) -> None:
-    one, (table,) = terminal(width), layers.blocks(told())
+    one, (table,) = terminal(width), layer_table.blocks(told())
     assert isinstance(table, Table)
     one.show(table)
     words = said(one).split()
@@ -125,7 +125,7 @@ def test_columns_that_do_not_fit_stand_below_with_the_names_of_rows() -> None:
 
 def test_nulls_stand_where_there_is_room() -> None:
     for width in (WIDE, WIDE - 1):
-        one, (table,) = terminal(width), layers.blocks(told())
+        one, (table,) = terminal(width), layer_table.blocks(told())
         one.show(table)
         assert ("small: what chance gives" in said(one)) == (width == WIDE)
         one.show(WORDY)

@@ -6,10 +6,10 @@ import pytest
 import xarray as xr
 
 import rheoscope as rs
-from rheoscope.report.answers import Answers
 from rheoscope.report.findings import FAMILY, OF_VERDICTS
-from rheoscope.report.jobs import JOBS
+from rheoscope.report.report_plans import JOBS
 from rheoscope.report.verdicts import NO, OPEN, QUESTIONS, YES, Verdict, dataset_of
+from rheoscope.space.results import Answers
 from tests.report import planted
 from tests.report.cases import answered
 

@@ -6,7 +6,7 @@ import torch
 import rheoscope as rs
 from rheoscope.space.components import components, mlp_at
 from tests.cases import EVERY, PARALLEL, POST_NORM, distance, double, gap, ours, traced
-from tests.models import test_linked as linked
+from tests.models import test_encoder_decoder as linked
 
 F64 = torch.float64
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 import rheoscope as rs
-from rheoscope.covers.reversed_attention import target_id
+from rheoscope.covers.reversed_attention.analysis import target_id
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
 from rheoscope.models.vocabulary import byte_pairs

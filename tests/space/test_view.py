@@ -9,7 +9,7 @@ from torch import Tensor
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Head
 from tests.cases import EVERY, WITH_M, distance, gap, model, network, ours, theirs, traced
-from tests.models import test_linked as linked
+from tests.models import test_encoder_decoder as linked
 from tests.pretrained.cases import CONTEXT, VOCABULARY
 
 F64 = torch.float64

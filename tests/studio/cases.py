@@ -15,16 +15,16 @@ from starlette.testclient import TestClient
 
 import rheoscope as rs
 from rheoscope import covers, flow, report
-from rheoscope.corpus.driving import Here, drive
-from rheoscope.corpus.job import Job
-from rheoscope.corpus.work import Worker
+from rheoscope.corpus.corpus_job import Job
+from rheoscope.corpus.corpus_run import Here, drive
+from rheoscope.corpus.shard_worker import Worker
 from rheoscope.models.transformer import Transformer
 from rheoscope.studio.corpus import Run
+from rheoscope.studio.model_sources import Sources
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.sources import Sources
-from rheoscope.studio.stored import Stored
+from rheoscope.studio.stored_example import Stored
 from tests.report.cases import small
 
 TEXT = "The keys to the cabinet are on the table."

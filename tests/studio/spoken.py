@@ -11,33 +11,60 @@ from itertools import pairwise
 from pathlib import Path
 
 from rheoscope.catalogue import TABLE, analysis
-from rheoscope.report.plot.fields import in_words
-from rheoscope.report.plot.heads import COLOURS
-from rheoscope.report.plot.heads import said as kind_said
+from rheoscope.picture.field_panels import in_words
+from rheoscope.picture.head_map import COLOURS
+from rheoscope.picture.head_map import said as kind_said
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.studio.edits import OPERATIONS
 
 ROOT = Path(__file__).parents[2] / "src" / "rheoscope"
 NOT_SHOWN = {"attention", "dynamics", "compared"}
 """Pictures of other commands."""
-PICTURES = [path for path in sorted((ROOT / "report/plot").glob("*.py")) if path.stem not in NOT_SHOWN]
-SENTENCES = [ROOT / "report/verdicts.py", ROOT / "report/findings.py", ROOT / "report/tell/questions.py"]
-OF_THE_SHELL = {"command", "export", "notebook", "starting"}
+PICTURES = [
+    path
+    for path in sorted([*ROOT.glob("*/*/picture.py"), *ROOT.glob("picture/*.py"), *ROOT.glob("report/pictures/*.py")])
+    if path.stem not in NOT_SHOWN
+]
+SENTENCES = [ROOT / "report/verdicts.py", ROOT / "report/findings.py", ROOT / "report/question_blocks.py"]
+OF_THE_SHELL = {"export", "notebook", "startup"}
 """Files of the studio whose errors are told in a terminal."""
 OPENING = [
     *(
         f"models/{name}.py"
-        for name in ("running", "config", "checkpoint", "describing", "vocabulary", "places", "certificate")
+        for name in (
+            "trained_model",
+            "config",
+            "checkpoint",
+            "build_view",
+            "vocabulary",
+            "position_modules",
+            "certificate",
+        )
     ),
-    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "pretrained").rglob("*.py")) if path.stem != "interface"),
+    *(
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "pretrained").rglob("*.py"))
+        if path.stem != "attention_interface"
+    ),
 ]
 """Files whose errors are told when a model does not open."""
 REFUSING = [
     *(path for path in sorted((ROOT / "studio").glob("*.py")) if path.stem not in OF_THE_SHELL),
-    *(path for room in ("flow", "covers", "space") for path in sorted((ROOT / room).glob("*.py"))),
+    *(
+        path
+        for room in ("flow", "covers", "space", "running")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        if path.stem != "picture"
+    ),
     *(
         ROOT / name
-        for name in ("catalogue.py", "opening.py", "report/asking.py", "report/usual.py", "report/answers.py")
+        for name in (
+            "catalogue.py",
+            "opening.py",
+            "report/run_analyses.py",
+            "report/report_settings.py",
+            "space/results.py",
+        )
     ),
     *(ROOT / name for name in OPENING),
 ]

@@ -10,10 +10,10 @@ from starlette.testclient import TestClient
 import rheoscope as rs
 from rheoscope.corpus.summaries import BINS, quantiles
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import starting, wire
+from rheoscope.studio import startup, wire
 from rheoscope.studio.corpus import Run, _only, distribution
 from rheoscope.studio.session import Session
-from rheoscope.studio.starting import Opening, with_corpus
+from rheoscope.studio.startup import Opening, with_corpus
 from tests.corpus.cases import job, lines, text_file, tiny_model
 from tests.studio.cases import TEXT, one_line, posted, ran, running, small
 
@@ -112,7 +112,7 @@ def test_a_run_that_goes_on_is_seen_to_go_on(tmp_path: Path) -> None:
 
 
 def test_the_command_opens_the_model_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rheoscope.corpus.driving import drive
+    from rheoscope.corpus.corpus_run import drive
 
     asked = job(tiny_model(tmp_path / "model"), text_file(tmp_path / "a.txt", lines(4)), untrained=True)
     drive(asked, tmp_path / "run")
@@ -122,6 +122,6 @@ def test_the_command_opens_the_model_of_the_run(tmp_path: Path, monkeypatch: pyt
     assert with_corpus(Opening("gpt2", corpus=tmp_path / "run"))[0].model == "gpt2"
     with pytest.raises(RheoscopeError, match="holds no corpus run"):
         with_corpus(Opening(corpus=tmp_path))
-    monkeypatch.setattr(starting, "check_built", lambda static: None)
+    monkeypatch.setattr(startup, "check_built", lambda static: None)
     with pytest.raises(RheoscopeError, match="an export holds one text"):
-        starting.run(Opening(corpus=tmp_path / "run"), "127.0.0.1", 0, False, tmp_path / "page", "a", None)
+        startup.run(Opening(corpus=tmp_path / "run"), "127.0.0.1", 0, False, tmp_path / "page", "a", None)

@@ -11,7 +11,7 @@ import torch
 import rheoscope as rs
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.studio.edited import under
+from rheoscope.studio.edited_model import under
 from rheoscope.studio.edits import Edit
 
 IDS = [3, 7, 1, 11, 5, 2, 9, 4, 8, 6, 12, 10]

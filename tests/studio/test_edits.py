@@ -9,7 +9,7 @@ import rheoscope as rs
 from rheoscope.covers.ablation import mean_ablation, mean_outputs
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
-from rheoscope.studio.edited import under
+from rheoscope.studio.edited_model import under
 from rheoscope.studio.edits import OPERATIONS, Edit
 from tests.pretrained.cases import double
 from tests.pretrained.cases import text as ids_of_text

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import export
 from rheoscope.studio.session import Limits
-from rheoscope.studio.starting import address, bound, check_built
-from rheoscope.studio.stored import Stored, inflated, stored_in
+from rheoscope.studio.startup import address, bound, check_built
+from rheoscope.studio.stored_example import Stored, inflated, stored_in
 from rheoscope.studio.wire import unpacked
 from tests.studio.cases import TEXT, Gate, loading, one_line, posted, running, told
 
@@ -157,12 +157,12 @@ def test_a_page_without_a_head_is_refused() -> None:
 
 
 def test_without_a_page_it_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rheoscope.cli import app
-    from rheoscope.studio import starting
+    from rheoscope.commands.app import app
+    from rheoscope.studio import startup
 
     with pytest.raises(RheoscopeError, match="type make studio"):
         check_built(tmp_path)
-    monkeypatch.setattr(starting, "STATIC", tmp_path)
+    monkeypatch.setattr(startup, "STATIC", tmp_path)
     done = CliRunner().invoke(app, ["studio"])
     assert str(done.exception) == "the studio's page is not built; type make studio"
     (tmp_path / "index.html").write_text("")
@@ -180,16 +180,16 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 
 
 def test_models_and_their_controls_are_opened_as_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from rheoscope.cli import app
-    from rheoscope.studio import starting
+    from rheoscope.commands.app import app
+    from rheoscope.studio import startup
 
     asked = []
-    monkeypatch.setattr(starting, "STATIC", tmp_path)
-    monkeypatch.setattr(starting, "start", lambda *given: asked.append(given))
+    monkeypatch.setattr(startup, "STATIC", tmp_path)
+    monkeypatch.setattr(startup, "start", lambda *given: asked.append(given))
     (tmp_path / "index.html").write_text("")
     done = CliRunner().invoke(app, ["studio", "--device", "cpu", "--dtype", "float64", "--port", "0"])
     assert done.exit_code == 0, done.output
-    assert asked == [(starting.Opening(None, "cpu", "float64", []), "127.0.0.1", 0, False)]
+    assert asked == [(startup.Opening(None, "cpu", "float64", []), "127.0.0.1", 0, False)]
 
     loaded: list[dict[str, Any]] = []
 
@@ -197,10 +197,10 @@ def test_models_and_their_controls_are_opened_as_was_typed(monkeypatch: pytest.M
         loaded.append({name: how[name] for name in ("device", "dtype")})
         return loading(source, progress=lambda done, total: None)
 
-    monkeypatch.setattr(starting, "load", load)
+    monkeypatch.setattr(startup, "load", load)
     monkeypatch.setattr("rheoscope.opening.load", load)
-    monkeypatch.setattr(starting, "memory_file", lambda: tmp_path / "recent.json")
-    session = starting.opened(asked[0][0], Limits(controls=1))
+    monkeypatch.setattr(startup, "memory_file", lambda: tmp_path / "recent.json")
+    session = startup.opened(asked[0][0], Limits(controls=1))
     try:
         opened = session.opened(session.first)
         entry, _ = session.trace(opened, opened.job.result.result(20), TEXT, ())
@@ -212,10 +212,10 @@ def test_models_and_their_controls_are_opened_as_was_typed(monkeypatch: pytest.M
 
 
 def test_what_cannot_be_opened_so_is_told_where_it_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from rheoscope.cli import app
-    from rheoscope.studio import starting
+    from rheoscope.commands.app import app
+    from rheoscope.studio import startup
 
-    monkeypatch.setattr(starting, "STATIC", tmp_path)
+    monkeypatch.setattr(startup, "STATIC", tmp_path)
     (tmp_path / "index.html").write_text("")
     for option, wrong in (("--dtype", "float7"), ("--device", "abacus")):
         done = CliRunner().invoke(app, ["studio", option, wrong, "--port", "0"])

@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 import rheoscope as rs
 from rheoscope.space.trace import Trace
-from rheoscope.studio.edited import under
+from rheoscope.studio.edited_model import under
 from rheoscope.studio.edits import Edit
-from rheoscope.studio.points import projected, widest
+from rheoscope.studio.projected_points import projected, widest
 from rheoscope.studio.windows import window_of
 from rheoscope.studio.wire import Array, unpacked
 from tests.studio.cases import posted, running, small, told

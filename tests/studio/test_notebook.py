@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rheoscope as rs
-from rheoscope.report.drawing import picture_of
+from rheoscope.report.draw_result import picture_of
 from rheoscope.studio import notebook
 from rheoscope.studio.wire import of_picture, unpacked, written
 from tests.studio.cases import TEXT, small

@@ -16,14 +16,14 @@ from urllib.parse import quote
 import pytest
 
 import rheoscope as rs
-from rheoscope.report.drawing import picture_of
+from rheoscope.report.draw_result import picture_of
 from rheoscope.studio import export, notebook
 from rheoscope.studio.corpus import Run
+from rheoscope.studio.model_sources import Sources
 from rheoscope.studio.safety import Rules
 from rheoscope.studio.server import create
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.sources import Sources
-from rheoscope.studio.stored import STATIC
+from rheoscope.studio.stored_example import STATIC
 from tests.studio.cases import TEXT, everything_is_imported, loading, ran, small
 
 AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"

@@ -7,8 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.studio.model_sources import Sources, cached_names
 from rheoscope.studio.safety import Guard, Rules, is_loopback
-from rheoscope.studio.sources import Sources, cached_names
 from tests.studio.cases import one_line
 
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 import rheoscope as rs
 from rheoscope.catalogue import TABLE
 from rheoscope.report.verdicts import QUESTIONS
-from rheoscope.studio.edited import under
+from rheoscope.studio.edited_model import under
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.session import Session
 from rheoscope.studio.wire import Array, unpacked

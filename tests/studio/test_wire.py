@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rheoscope import catalogue
-from rheoscope.report.drawing import picture_of
-from rheoscope.report.picture import Cells, Line, Panel, Picture, Shape, Word
+from rheoscope.picture.picture import Cells, Line, Panel, Picture, Shape, Word
+from rheoscope.report.draw_result import picture_of
 from rheoscope.studio import wire
 from tests.studio.cases import TEXT, small
 from tests.texts import any_text

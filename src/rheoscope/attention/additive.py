@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.feature import of_heads, product
+from rheoscope.attention.feature_maps import of_heads, product
 from rheoscope.attention.score import Flops, Pulled, Score
 from rheoscope.shapes import Keys, Queries, Scores
 

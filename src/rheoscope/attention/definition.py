@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rheoscope.attention.feature import Feature, Identity
+from rheoscope.attention.feature_maps import Feature, Identity
 from rheoscope.attention.mask import Mask, NoMask, as_mask
 from rheoscope.attention.normaliser.domain import Domain, Normaliser
 from rheoscope.attention.normaliser.softmax import Softmax

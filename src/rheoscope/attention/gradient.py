@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rheoscope.attention.border import check_call, check_finite
+from rheoscope.attention.call_checks import check_call, check_finite
 from rheoscope.attention.definition import Masked, for_every_head, positions, scores
-from rheoscope.attention.feature import added, under
+from rheoscope.attention.feature_maps import added, under
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import KeyAt, RheoscopeError, RowAt, Scores
 

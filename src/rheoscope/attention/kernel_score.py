@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rheoscope.attention import fast
+from rheoscope.attention import gpu_math
 from rheoscope.attention.distances import distances, pull_difference
-from rheoscope.attention.feature import Identity
-from rheoscope.attention.fold import Fold, Pointwise
+from rheoscope.attention.dot_form import Fold, Pointwise
+from rheoscope.attention.feature_maps import Identity
 from rheoscope.attention.score import Flops, Pulled, Score
 from rheoscope.shapes import Keys, Queries, Scores
 
@@ -34,7 +34,7 @@ class Laplace(Score):
 
     def pointwise(self, width: int) -> Pointwise:
         scale = self.scale
-        return Pointwise(SQUARED, lambda s: -scale * fast.root(-s))
+        return Pointwise(SQUARED, lambda s: -scale * gpu_math.root(-s))
 
     @property
     def per_distance(self) -> float:
@@ -84,7 +84,7 @@ class Polynomial(Score):
     def pointwise(self, width: int) -> Pointwise:
         fold = Fold(SQUARED.phi, SQUARED.psi, self._scaled(width))
         degree, offset = self.degree, self.offset
-        return Pointwise(fold, lambda s: degree * fast.log(torch.abs(s + offset)))
+        return Pointwise(fold, lambda s: degree * gpu_math.log(torch.abs(s + offset)))
 
     def of_heads(self, some: list[int]) -> "Polynomial":
         return self

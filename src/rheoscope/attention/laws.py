@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, reference
-from rheoscope.attention.feature import Identity
+from rheoscope.attention.feature_maps import Identity
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.domain import Normaliser, softmax
 from rheoscope.attention.normaliser.entmax import Entmax, bisect

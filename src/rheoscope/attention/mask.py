@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rheoscope.attention.feature import of_heads
+from rheoscope.attention.feature_maps import of_heads
 from rheoscope.attention.part import Part
 from rheoscope.shapes import KeyAt, Permitted, RheoscopeError, RowAt
 

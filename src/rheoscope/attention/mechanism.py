@@ -12,16 +12,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rheoscope.attention.border import check_call, check_finite
+from rheoscope.attention.call_checks import check_call, check_finite
 from rheoscope.attention.definition import Definition, Masked, reference
-from rheoscope.attention.feature import Feature, Identity
-from rheoscope.attention.function import as_score, as_value
-from rheoscope.attention.lower.choose import Choice, choose
+from rheoscope.attention.feature_maps import Feature, Identity
+from rheoscope.attention.lower.choice import Choice, choose
 from rheoscope.attention.lower.plan import Call, Plan, call_of, planned
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.memory import fitting
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.position import Position
+from rheoscope.attention.python_functions import as_score, as_value
 from rheoscope.attention.score import Score
 
 REMEMBERED = 64

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from rheoscope.attention.cache import Cache
 from rheoscope.attention.definition import Masked
-from rheoscope.attention.function import functions
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.parameters import tensors, with_tensors
+from rheoscope.attention.python_functions import functions
 from rheoscope.attention.zoo import ZOO
 from rheoscope.attention.zoo import mechanism as named
 from rheoscope.shapes import RheoscopeError

@@ -18,7 +18,7 @@ def tensors(value: Any) -> dict[str, Tensor]:
     """Every tensor inside a nested frozen value, keyed by its path.
 
     >>> import torch
-    >>> from rheoscope.attention.feature import Linear, Residual
+    >>> from rheoscope.attention.feature_maps import Linear, Residual
     >>> list(tensors(Residual(Linear(torch.eye(2)))))
     ['f.W']
     """
@@ -36,7 +36,7 @@ def with_tensors(value: Value, new: Mapping[str, Tensor]) -> Value:
     """The same value with the tensors of `new` at their paths.
 
     >>> import torch
-    >>> from rheoscope.attention.feature import Linear
+    >>> from rheoscope.attention.feature_maps import Linear
     >>> with_tensors(Linear(torch.eye(2)), {"W": torch.zeros(2, 2)}).W.sum().item()
     0.0
     """
@@ -73,7 +73,7 @@ def structure(value: Any) -> Structure:
     What is no dataclass, tensor, number or word (a function, say) is like nothing but itself.
 
     >>> import torch
-    >>> from rheoscope.attention.feature import Linear
+    >>> from rheoscope.attention.feature_maps import Linear
     >>> structure(Linear(torch.eye(2))) == structure(Linear(torch.zeros(2, 2)))
     True
     """

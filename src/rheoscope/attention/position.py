@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.feature import of_heads, under
+from rheoscope.attention.feature_maps import of_heads, under
 from rheoscope.attention.part import Part
 from rheoscope.shapes import KeyAt, RheoscopeError, RowAt, Scores
 

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rheoscope.attention import fast
+from rheoscope.attention import gpu_math
 from rheoscope.attention.distances import distances, pull_difference
-from rheoscope.attention.feature import Feature, Identity, added, under
-from rheoscope.attention.fold import DotForm, Fold, Pointwise
+from rheoscope.attention.dot_form import DotForm, Fold, Pointwise
+from rheoscope.attention.feature_maps import Feature, Identity, added, under
 from rheoscope.attention.part import Part
 from rheoscope.shapes import Keys, Queries, RheoscopeError, Scores
 
@@ -313,7 +313,7 @@ class SoftCap(Score):
         if inner is None:
             return None
         of, cap = inner.of, self.cap
-        return Pointwise(inner.fold, lambda s: cap * fast.tanh((s if of is None else of(s)) / cap))
+        return Pointwise(inner.fold, lambda s: cap * gpu_math.tanh((s if of is None else of(s)) / cap))
 
     @property
     def uncapped(self) -> Score:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.laws import LAWS
-from rheoscope.attention.lower.choose import Choice
+from rheoscope.attention.lower.choice import Choice
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.zoo import ZOO, Named
 

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from rheoscope.attention.additive import Additive
-from rheoscope.attention.feature import EluPlusOne, Linear, Residual, Tanh, Unit
+from rheoscope.attention.feature_maps import EluPlusOne, Linear, Residual, Tanh, Unit
 from rheoscope.attention.kernel_score import Laplace, Polynomial
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.domain import Domain

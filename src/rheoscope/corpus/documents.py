@@ -15,8 +15,8 @@ from math import sqrt
 
 import numpy as np
 
-from rheoscope.corpus.pieces import PIECES
-from rheoscope.corpus.sums import UNIT_BITS, exact_sums
+from rheoscope.corpus.segments import PIECES
+from rheoscope.statistics.exact_sums import UNIT_BITS, exact_sums
 
 LARGEST = np.finfo(np.float32).max
 

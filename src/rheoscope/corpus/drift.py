@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from rheoscope.catalogue import analysis
-from rheoscope.corpus.merging import Kept
-from rheoscope.corpus.opened import Corpus, places
+from rheoscope.corpus.corpus_result import Corpus, places
+from rheoscope.corpus.merged_summary import Kept
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.chance import q_values, two_sided
+from rheoscope.statistics.nulls import q_values, two_sided
 
 if TYPE_CHECKING:
     import xarray

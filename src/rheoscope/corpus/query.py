@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rheoscope.corpus.merging import SUMMARY
-from rheoscope.corpus.rows import parquet
+from rheoscope.corpus.merged_summary import SUMMARY
+from rheoscope.corpus.parquet_tables import parquet
 from rheoscope.corpus.shards import files_of_table, opened
 from rheoscope.shapes import RheoscopeError
 

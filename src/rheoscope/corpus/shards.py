@@ -19,9 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rheoscope.corpus.job import Job, from_mapping
-from rheoscope.corpus.rows import MANIFEST, parquet, sync, write
-from rheoscope.corpus.texts import Input, Shard, plan
+from rheoscope.corpus.corpus_job import Job, from_mapping
+from rheoscope.corpus.input_texts import Input, Shard, plan
+from rheoscope.corpus.parquet_tables import MANIFEST, parquet, sync, write
 from rheoscope.files import alone, signature, strangers, whole_file
 from rheoscope.shapes import RheoscopeError
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rheoscope.corpus.documents import Documents, error_of_mean, of_documents
-from rheoscope.corpus.sums import exact_sums, mean_and_sd
+from rheoscope.statistics.exact_sums import exact_sums, mean_and_sd
 
 BINS = 2**16
 EXAMPLE = np.dtype([("cell", np.int64), ("value", np.float32), ("text", np.int64), ("token", np.int32)])

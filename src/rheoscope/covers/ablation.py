@@ -10,7 +10,7 @@ from torch import Tensor
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition
 from rheoscope.attention.score import Gram
-from rheoscope.covers.chosen_heads import Chosen
+from rheoscope.covers.head_selection import Chosen
 from rheoscope.space.model import LayerEdit
 from rheoscope.space.trace import Trace
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.form import Form, Term, at_offset, exchanged, times, transposed
+from rheoscope.space.bilinear_form import Form, Term, at_offset, exchanged, times, transposed
 from rheoscope.space.head import Heads
 from rheoscope.space.operator import Factored
 

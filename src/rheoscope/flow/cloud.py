@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.share import exact
+from rheoscope.space.safe_arithmetic import exact
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View

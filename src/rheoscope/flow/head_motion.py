@@ -7,12 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import numbers_at_once
-from rheoscope.attention.lower.kernels.offer import TRITON
-from rheoscope.space.carried import Carried, dot
-from rheoscope.space.layer_by_layer import layer_by_layer
-from rheoscope.space.outputs import all_in_common
-from rheoscope.space.share import exact, share
-from rheoscope.space.texts import There, mean
+from rheoscope.attention.lower.kernels.triton_lowerings import TRITON
+from rheoscope.space.head_contributions import Carried, dot
+from rheoscope.space.head_outputs import all_in_common
+from rheoscope.space.layer_stack import layer_by_layer
+from rheoscope.space.masked_means import There, mean
+from rheoscope.space.safe_arithmetic import exact, share
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View

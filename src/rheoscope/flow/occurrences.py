@@ -12,7 +12,7 @@ from torch import Tensor
 from rheoscope.flow.cloud import check_space
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, Text
-from rheoscope.space.share import exact
+from rheoscope.space.safe_arithmetic import exact
 
 AT_ONCE = 32
 """Sentences of one forward pass: points of all steps are there for these alone."""

@@ -8,7 +8,7 @@ from rheoscope.shapes import RheoscopeError
 def rows_of(path: str | Path, columns: tuple[str, ...], further: tuple[str, ...] = ()) -> list[dict[str, str]]:
     """The rows of a file whose first line names its columns; `further` ones may be left out.
 
-    >>> rows_of(Path(__file__).with_name("senses.tsv"), ("word", "sense", "sentence"))[0]["word"]
+    >>> rows_of(Path(__file__).parent / "senses" / "senses.tsv", ("word", "sense", "sentence"))[0]["word"]
     'bank'
     """
     wanted = f"a file whose first line is {' TAB '.join(columns)}"

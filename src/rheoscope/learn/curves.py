@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from rheoscope.learn.entrants import BASELINE
-from rheoscope.learn.kept import Line, logs, packs_of, read_race
+from rheoscope.learn.race_files import Line, logs, packs_of, read_race
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.chance import bootstrap, holm, median_ends, sign_p, student, student_ends
+from rheoscope.statistics.nulls import bootstrap, holm, median_ends, sign_p, student, student_ends
 
 LEVEL = 0.05
 AHEAD, BEHIND, OPEN = "ahead", "behind", "cannot tell"

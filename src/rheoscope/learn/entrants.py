@@ -16,7 +16,7 @@ from rheoscope.attention.cost import attention_cost
 from rheoscope.attention.modules import Attention
 from rheoscope.models.checkpoint import Undrawn
 from rheoscope.models.config import Config
-from rheoscope.models.places import Places
+from rheoscope.models.position_modules import Places
 from rheoscope.models.transformer import architecture, parameter_count
 from rheoscope.shapes import RheoscopeError
 

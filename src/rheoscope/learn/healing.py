@@ -25,22 +25,22 @@ from torch import Generator, Tensor
 
 from rheoscope.attention.definition import for_every_head
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.covers import operation
-from rheoscope.covers.against import CONTROLS
-from rheoscope.covers.operation import Operation, plans, reach
-from rheoscope.covers.pieces import kept_tokens, losses
+from rheoscope.covers import head_replacement
+from rheoscope.covers.comparison_arms import CONTROLS
+from rheoscope.covers.head_replacement import Operation, plans, reach
 from rheoscope.covers.replacements import RELEVANCE
-from rheoscope.covers.surgery import predicting_heads
+from rheoscope.covers.surgery.analysis import predicting_heads
+from rheoscope.covers.text_batches import kept_tokens, losses
 from rheoscope.files import write_file
-from rheoscope.models.recorded import Recorder, forget_accumulate_grad
+from rheoscope.models.cuda_graph_steps import Recorder, forget_accumulate_grad
+from rheoscope.running.runner import Running
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.form import Form, columns, less, own_form
-from rheoscope.space.form import with_columns as beside
+from rheoscope.space.bilinear_form import Form, columns, less, own_form
+from rheoscope.space.bilinear_form import with_columns as beside
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Rewrite
-from rheoscope.space.running import Running
-from rheoscope.space.share import exact
+from rheoscope.space.safe_arithmetic import exact
 
 if TYPE_CHECKING:
     import xarray
@@ -141,7 +141,7 @@ def carried(model: Running, arm: str, first: Windows, seed: int) -> Edits:
     chosen = predicting_heads(view, None)
     if arm == UNTOUCHED:
         return {}
-    make, draw, found = CONTROLS.get(arm, operation.edit), Generator().manual_seed(seed), {}
+    make, draw, found = CONTROLS.get(arm, head_replacement.edit), Generator().manual_seed(seed), {}
     traces = model.trace(list(first.cpu()))
     for plan in plans(view, chosen, "symmetric", None):
         clouds = [plan.heads.norm.hat(exact(one.read_by(plan.layer)))[kept_tokens(one)].detach() for one in traces]

@@ -13,15 +13,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rheoscope.learn.optimiser import clip_each, packed_optimisers
-from rheoscope.learn.packed import Packed
+from rheoscope.learn.packed_model import Packed
+from rheoscope.learn.packed_optimiser import clip_each, packed_optimisers
+from rheoscope.models.cuda_graph_steps import Recorder
 from rheoscope.models.optimiser import optimisers, rate_at, recordable, set_rate
 from rheoscope.models.penalty import Penalised
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.recorded import Recorder
-from rheoscope.models.state import optimiser_tensors, put_back
 from rheoscope.models.task import Batch, Task, autocast, filling, seed_draws
 from rheoscope.models.train import Piece
+from rheoscope.models.training_state import optimiser_tensors, put_back
 from rheoscope.models.transformer import Stack
 
 Losses = Float[Tensor, " seeds"]

@@ -25,19 +25,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.learn import kept
+from rheoscope.learn import race_files
 from rheoscope.learn.entrants import entrants, flops, penalties
-from rheoscope.learn.initial import drawn
+from rheoscope.learn.initial_weights import drawn
 from rheoscope.learn.learner import Learner, Losses, lone_learner, packed_learner
-from rheoscope.learn.packed import CannotPack
+from rheoscope.learn.packed_model import CannotPack
 from rheoscope.models.config import Config
-from rheoscope.models.known_tokens import start_known
+from rheoscope.models.input_encoders import start_known
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.state import Say
 from rheoscope.models.task import Batch, Task
 from rheoscope.models.train import Place, placed
+from rheoscope.models.training_state import Say
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.transfer import to_device
+from rheoscope.space.device_transfer import to_device
 
 Tell = Callable[[int, int, str], object]
 """Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
@@ -79,7 +79,7 @@ class Race:
         return [
             Pack(name, self.recipe_of(name, config, rate), self.numbers())
             for name, config in entrants(self.mechanisms, self.recipe.config, self.recipe.context).items()
-            for rate in kept.rates_of(name, self.rates, self.chosen)
+            for rate in race_files.rates_of(name, self.rates, self.chosen)
         ]
 
     def numbers(self) -> tuple[int, ...]:
@@ -176,9 +176,9 @@ def race(
     **Siblings** `models.train.train` trains one model and keeps the best of it.
     """
     asked = fitting(asked, task)
-    with placed(device) as place, kept.alone_in(out) if place.first else nullcontext():
+    with placed(device) as place, race_files.alone_in(out) if place.first else nullcontext():
         if place.first:
-            kept.same_race(out, asked.told(task))
+            race_files.same_race(out, asked.told(task))
         place.wait()
         way = Way(compiled, packed, deterministic, look)
         with running(asked, task, out, place, way, tell, say) as here:
@@ -260,25 +260,25 @@ class Running:
 
     def run(self, some: Sequence[Pack]) -> None:
         """Every one of these packs to every mark, in turns; one is kept while the next one trains."""
-        packs = [(pack, kept.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in some]
-        stand = [kept.step_of(kept.lines_of(folder)) or 0 for _, folder in packs]
+        packs = [(pack, race_files.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in some]
+        stand = [race_files.step_of(race_files.lines_of(folder)) or 0 for _, folder in packs]
         self.done = sum(step * pack.tokens * len(pack.seeds) for step, (pack, _) in zip(stand, packs, strict=True))
         self.whole = sum(pack.whole for pack in some)
         for mark in self.asked.marks():
             for pack, folder in packs:
                 if folder == self.writing:
                     self._wait()
-                lines = kept.lines_of(folder)
-                step = kept.step_of(lines)
+                lines = race_files.lines_of(folder)
+                step = race_files.step_of(lines)
                 if step is None or step < mark:
                     self.turn(pack, folder, lines, step, mark)
         self._wait()
 
-    def turn(self, pack: Pack, folder: Path, lines: list[kept.Line], step: int | None, mark: int) -> None:
+    def turn(self, pack: Pack, folder: Path, lines: list[race_files.Line], step: int | None, mark: int) -> None:
         """One pack from where it stands to a mark."""
         learners = self._learners(pack, fresh=step is None)
         if step is not None and self.standing.get(pack.entrant) != (folder, step):
-            held = kept.state_of(folder, step)
+            held = race_files.state_of(folder, step)
             for learner in learners:
                 learner.fill(_own(held, learner), self.device)
         trained, seconds = self._trained(pack, learners, lines, step or 0, mark)
@@ -289,10 +289,10 @@ class Running:
         ends = mark == self.asked.recipe.steps
         tensors = {name: x for learner in learners for name, x in _named(learner, not ends).items()}
         self._wait()
-        self.written, self.writing = self.writer.submit(kept.keep, folder, mark, tensors, lines), folder
+        self.written, self.writing = self.writer.submit(race_files.keep, folder, mark, tensors, lines), folder
         if seconds:
             speed = (mark - (step or 0)) * pack.tokens * len(pack.seeds) / seconds
-            kept.add_times(
+            race_files.add_times(
                 folder, {"step": mark, "seconds": seconds, "tokens per second": speed, "learners": len(learners)}
             )
         self.standing[pack.entrant] = (folder, mark)
@@ -330,7 +330,7 @@ class Running:
         ]
 
     def _trained(
-        self, pack: Pack, learners: list[Learner], lines: list[kept.Line], step: int, mark: int
+        self, pack: Pack, learners: list[Learner], lines: list[race_files.Line], step: int, mark: int
     ) -> tuple["Trained", float]:
         """Losses of the way to a mark, and the seconds it took; nothing where no seed of the pack is left."""
         lost = [line["diverged"] is not None for line in lines[-len(pack.seeds) :]]
@@ -393,8 +393,8 @@ class Trained:
 
 
 def measured(
-    pack: Pack, mark: int, trained: Trained, held_out: list[float], before: list[kept.Line]
-) -> list[kept.Line]:
+    pack: Pack, mark: int, trained: Trained, held_out: list[float], before: list[race_files.Line]
+) -> list[race_files.Line]:
     """A line for every seed; what has diverged stays so."""
     lost = {line["seed"]: line["diverged"] for line in before[-len(pack.seeds) :]}
     told, cost = [], pack.flops * mark

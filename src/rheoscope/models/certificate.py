@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rheoscope.models.describing import projected
-from rheoscope.models.running import Trained, Translating
-from rheoscope.space import certificate
-from rheoscope.space.certificate import Certificate, probe
-from rheoscope.space.linked import Linked
+from rheoscope.models.build_view import projected
+from rheoscope.models.trained_model import Trained, Translating
+from rheoscope.running import certificate
+from rheoscope.running.certificate import Certificate, probe
+from rheoscope.running.encoder_decoder import Linked
 from rheoscope.space.trace import Trace
 
 Weigh = Callable[[list[Tensor], Any, tuple[Any, ...], Tensor], None]

@@ -13,9 +13,9 @@ from rheoscope.files import write_file
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer, Translator, architecture, build
 from rheoscope.models.vocabulary import load_tokenizer
+from rheoscope.running.loading_stages import Progress
+from rheoscope.running.weight_files import check_safetensors, check_weights, device_of, dtype_of, placed
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.stages import Progress
-from rheoscope.space.weights import check_safetensors, check_weights, device_of, dtype_of, placed
 
 WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "card.json"
 TABLES = ("cos", "sin", "table", "slopes")

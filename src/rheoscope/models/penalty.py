@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rheoscope.models.transformer import Block, Translator
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.share import exact
+from rheoscope.space.safe_arithmetic import exact
 
 Clouds = Sequence[Float[Tensor, "b n d"]]
 Each = Float[Tensor, " models"]

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rheoscope.files import check_directory
-from rheoscope.models import checkpoint, state
+from rheoscope.models import checkpoint, training_state
 from rheoscope.shapes import RheoscopeError
 
 OWN = (
     checkpoint.WEIGHTS, checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.CARD,
-    state.RECIPE, state.FIGURES, state.LOG, state.LAST, state.BEFORE, state.PARTIAL,
+    training_state.RECIPE, training_state.FIGURES, training_state.LOG, training_state.LAST, training_state.BEFORE, training_state.PARTIAL,
 )  # fmt: skip
 """What a run writes beside its data."""
 
@@ -34,10 +34,10 @@ def check_out(out: Path, recipe: dict[str, Any]) -> None:
         raise RheoscopeError(f"{out} is a file, expected a directory for the run; type another --out")
     check_directory(out)
     held = _recipe_in(out)
-    kept = any(state.damage(out / name) is None for name in (state.LAST, state.BEFORE))
+    kept = any(training_state.damage(out / name) is None for name in (training_state.LAST, training_state.BEFORE))
     if held is not None and kept:
         of_the_data = {"vocabulary": held["config"].get("vocabulary")}
-        state.same_recipe(out, held, recipe | {"config": recipe["config"] | of_the_data})
+        training_state.same_recipe(out, held, recipe | {"config": recipe["config"] | of_the_data})
     if held is None and not kept:
         strange = next((name for name in OWN if os.path.lexists(out / name)), None)
         if strange is not None:
@@ -47,7 +47,7 @@ def check_out(out: Path, recipe: dict[str, Any]) -> None:
 def _recipe_in(out: Path) -> dict[str, Any] | None:
     """The recipe of the run in a directory; None where no run stored one."""
     try:
-        told = json.loads((out / state.RECIPE).read_text(encoding="utf-8"))
+        told = json.loads((out / training_state.RECIPE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     ours = isinstance(told, dict) and isinstance(told.get("config"), dict) and "vocabulary" in told["config"]

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rheoscope.files import whole_file
-from rheoscope.models.data import Progress, seeded
 from rheoscope.models.text_files import lines
+from rheoscope.models.token_corpus import Progress, seeded
 from rheoscope.models.token_files import (
     TOKENIZER,
     filling,

@@ -17,10 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rheoscope.models.data import IGNORED, Corpus, seeded
 from rheoscope.models.penalty import Penalised
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PAD, PairCorpus, side_by_side
+from rheoscope.models.token_corpus import IGNORED, Corpus, seeded
 from rheoscope.models.vocabulary import MASK, load_tokenizer
 from rheoscope.shapes import RheoscopeError
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from rheoscope.models.prose import articles, is_dump
+from rheoscope.models.text_cleaning import articles, is_dump
 from rheoscope.shapes import RheoscopeError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -38,7 +38,7 @@ def fragments(path: Path) -> Iterator[str | None]:
     """The text of a file in pieces, and None wherever a document ends.
 
     A plain file is one document, or several where form feeds or ``<|endoftext|>`` stand between them; a MediaWiki dump
-    gives one document an article (`rheoscope.models.prose`).
+    gives one document an article (`rheoscope.models.text_cleaning`).
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "a.txt"

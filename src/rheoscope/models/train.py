@@ -22,20 +22,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rheoscope.files import write_file
-from rheoscope.models import state
-from rheoscope.models.known_tokens import start_known
+from rheoscope.models import training_state
+from rheoscope.models.cuda_graph_steps import Recorder, forget_accumulate_grad
+from rheoscope.models.input_encoders import start_known
+from rheoscope.models.interrupts import between_steps
 from rheoscope.models.optimiser import optimisers, rate_at, recordable, set_rate
 from rheoscope.models.penalty import OF_CLOUDS, penalty
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.recorded import Recorder, forget_accumulate_grad
 from rheoscope.models.run_directory import check_out
-from rheoscope.models.state import Progress, Say
-from rheoscope.models.stopping import between_steps
 from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate, seed_draws
+from rheoscope.models.training_state import Progress, Say
 from rheoscope.models.transformer import build
+from rheoscope.running.weight_files import usual_device
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.transfer import to_device
-from rheoscope.space.weights import usual_device
+from rheoscope.space.device_transfer import to_device
 
 Figures = dict[str, float | int]
 Tell = Callable[[Figures], object]
@@ -100,7 +100,7 @@ def train(
     shown the model itself before the first step and after every one.
 
     >>> import tempfile, pathlib
-    >>> from rheoscope.models.data import prepare
+    >>> from rheoscope.models.token_corpus import prepare
     >>> from rheoscope.models.recipes import tiny
     >>> from rheoscope.models.task import Prose
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -139,11 +139,11 @@ def _begin(
     planned = recipe.steps
     if place.first:
         check_out(out, recipe.told())
-        planned = state.same_run(out, state.found(out, say), recipe.told(), tokenizer)
-        state.tidy(out)
+        planned = training_state.same_run(out, training_state.found(out, say), recipe.told(), tokenizer)
+        training_state.tidy(out)
     place.wait()
-    held = state.found(out)
-    progress = Progress() if held is None else state.restore(held, model, made, recipe.config)
+    held = training_state.found(out)
+    progress = Progress() if held is None else training_state.restore(held, model, made, recipe.config)
     if place.first and 0 < progress.step < recipe.steps:
         say(f"going on with {out} at step {progress.step:,} of {recipe.steps:,}")
     if place.first and planned != recipe.steps:
@@ -204,7 +204,7 @@ class Run:
                 if asked():
                     self._stop(done, progress)
         self.place.wait()
-        return state.best_figures(self.out)
+        return training_state.best_figures(self.out)
 
     def _look(self, done: int) -> None:
         if self.place.first:
@@ -216,7 +216,7 @@ class Run:
     def _stop(self, done: int, progress: Progress) -> None:
         """Keep the step that was just made, with the best loss so far, and end."""
         if self.place.first and done > progress.step:
-            state.keep(self.out, self.model, self.optimisers, Progress(done, progress.best), self.tokenizer)
+            training_state.keep(self.out, self.model, self.optimisers, Progress(done, progress.best), self.tokenizer)
         raise KeyboardInterrupt
 
     def _heard(self, began: float, steps: int) -> None:
@@ -303,9 +303,9 @@ class Run:
         line = line | figures | self._kept_small()
         log.write(line)
         if figures["loss"] < progress.best:
-            state.keep_best(self.out, self.model, self.tokenizer, done, figures)
+            training_state.keep_best(self.out, self.model, self.tokenizer, done, figures)
         progress = Progress(done, min(progress.best, figures["loss"]))
-        state.keep(self.out, self.model, self.optimisers, progress, self.tokenizer)
+        training_state.keep(self.out, self.model, self.optimisers, progress, self.tokenizer)
         return line, progress
 
 
@@ -315,11 +315,11 @@ class Log:
     def __init__(self, out: Path, step: int) -> None:
         self.out = out
         lines = "".join(json.dumps(line) + "\n" for line in read_log(out) if line["step"] <= step)
-        with state.writing(out):
-            write_file(out / state.LOG, lambda file: file.write_text(lines))
+        with training_state.writing(out):
+            write_file(out / training_state.LOG, lambda file: file.write_text(lines))
 
     def write(self, figures: Figures) -> None:
-        with state.writing(self.out), (self.out / state.LOG).open("a") as log:
+        with training_state.writing(self.out), (self.out / training_state.LOG).open("a") as log:
             log.write(json.dumps(figures) + "\n")
 
 
@@ -358,7 +358,7 @@ def _seed(seed: int, step: int, rank: int) -> int:
 def read_log(out: Path) -> list[dict[str, Any]]:
     """What was measured during a run, in order; a line that a kill cut short is left out."""
     told = []
-    for line in (out / state.LOG).read_text().splitlines() if (out / state.LOG).exists() else []:
+    for line in (out / training_state.LOG).read_text().splitlines() if (out / training_state.LOG).exists() else []:
         try:
             told.append(json.loads(line))
         except ValueError:

@@ -24,9 +24,9 @@ from rheoscope.attention.parameters import with_parts
 from rheoscope.attention.position import Position, Turn
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
-from rheoscope.models.places import PLACES
+from rheoscope.models.initialisation import STARTS, Drawn
+from rheoscope.models.position_modules import PLACES
 from rheoscope.models.projections import PROJECTIONS, Projection, apart, sizes
-from rheoscope.models.starts import STARTS, Drawn
 from rheoscope.shapes import RheoscopeError
 
 Ids = Int[Tensor, "b n"]

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from rheoscope.models.data import IGNORED, seeded
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import HELD_OUT, Batch, Predicted, check_form
+from rheoscope.models.token_corpus import IGNORED, seeded
 from rheoscope.shapes import RheoscopeError
 
 MOONS, STATES = 2, 3

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rheoscope.pretrained.running import Pretrained
-from rheoscope.space import certificate
-from rheoscope.space.certificate import Certificate, probe
-from rheoscope.space.stages import Progress, stage
+from rheoscope.pretrained.hf_model import Pretrained
+from rheoscope.running import certificate
+from rheoscope.running.certificate import Certificate, probe
+from rheoscope.running.loading_stages import Progress, stage
 from rheoscope.space.trace import Trace
 
 

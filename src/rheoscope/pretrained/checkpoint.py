@@ -14,9 +14,9 @@ from urllib.request import getproxies
 
 import torch
 
+from rheoscope.running.loading_stages import Progress, stage
+from rheoscope.running.weight_files import check_safetensors, device_of, dtype_of, placed
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.stages import Progress, stage
-from rheoscope.space.weights import check_safetensors, device_of, dtype_of, placed
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -142,8 +142,8 @@ def _network(
     drawn: int | None,
     here: bool,
 ) -> tuple[Any, tuple[str, ...]]:
+    from rheoscope.pretrained.checkpoint_fit import fitted
     from rheoscope.pretrained.families import family_of
-    from rheoscope.pretrained.fit import fitted
 
     family_of(config)
     kind = model_class(config)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rheoscope.catalogue import TABLE
 from rheoscope.files import check_directory, check_free, signature, write_file
-from rheoscope.report.table import csv_text, table
+from rheoscope.report.tables import csv_text, table
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.answers import Answers
-from rheoscope.report.statement import LEVEL, Statement, corrected, from_draws, from_moments, from_units
-from rheoscope.report.tell.short import fixed
-from rheoscope.report.tokens import shown
+from rheoscope.messages.numbers import fixed
+from rheoscope.picture.token_labels import shown
+from rheoscope.space.results import Answers
+from rheoscope.statistics.statement import LEVEL, Statement, corrected, from_draws, from_moments, from_units
 
 if TYPE_CHECKING:
     import xarray
@@ -33,7 +33,7 @@ def findings(answers: Answers, most: int = MOST) -> tuple[list[Statement], int]:
     **Laws** nothing that fails its null is told; a null without spread tells nothing.
 
     >>> import rheoscope as rs
-    >>> from rheoscope.report.asking import Ask, Subject, ask
+    >>> from rheoscope.report.run_analyses import Ask, Subject, ask
     >>> model = rs.load()
     >>> text = "The keys to the cabinet are on the table"
     >>> told, tested = findings(ask(Subject(model, text, model.trace(text)), [Ask("trajectory")]))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from rheoscope.report.texts import size_of
+from rheoscope.report.input_text import size_of
+from rheoscope.running.runner import Running
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
-from rheoscope.space.running import Running
 
 SHORTEST = 16
 """Tokens of a piece, below which most analyses have nothing to say."""

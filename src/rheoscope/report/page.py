@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.files import signature, write_report
+from rheoscope.picture.blocks import Cell, cells
+from rheoscope.picture.picture import Picture
 from rheoscope.report.draw.inline import figures
-from rheoscope.report.picture import Picture
 from rheoscope.report.style import DRAWN
-from rheoscope.report.telling import Cell, cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,9 +4,9 @@ import shlex
 from html import escape
 from urllib.parse import urlencode
 
-from rheoscope.report.answers import Answers
+from rheoscope.picture.token_labels import printable
 from rheoscope.report.page import Page
-from rheoscope.report.tokens import printable
+from rheoscope.space.results import Answers
 
 PORT = 8642
 """Where the studio listens, unless another port is typed or this one is taken."""

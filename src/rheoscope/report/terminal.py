@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from rheoscope.report.answers import Answers
-from rheoscope.report.jobs import Told
-from rheoscope.report.tell import text
-from rheoscope.report.tell.short import plural
-from rheoscope.report.telling import Block, Cell, Lines, Questions, Table
-from rheoscope.report.tokens import printable
+from rheoscope.messages.numbers import plural
+from rheoscope.picture.blocks import Block, Cell, Lines, Questions, Table
+from rheoscope.picture.token_labels import printable
+from rheoscope.report import text_blocks
+from rheoscope.report.report_plans import Told
+from rheoscope.space.results import Answers
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,14 +38,14 @@ class Terminal:
 
     def begin(self, answers: Answers) -> None:
         """The model and the text."""
-        self.line(text.model_line(answers), "dim")
+        self.line(text_blocks.model_line(answers), "dim")
         if answers.trace is not None:
-            self.line(f"{plural(len(answers.trace), 'token')}: {' '.join(text.tokens(answers).words)}")
-            self.line(f"massive tokens left out: {text.massive(answers)}", "dim")
+            self.line(f"{plural(len(answers.trace), 'token')}: {' '.join(text_blocks.tokens(answers).words)}")
+            self.line(f"massive tokens left out: {text_blocks.massive(answers)}", "dim")
 
     def end(self, answers: Answers) -> None:
         """What had no answer."""
-        for block in text.left_out(answers):
+        for block in text_blocks.left_out(answers):
             self.show(block)
 
     def show(self, block: Block) -> None:

@@ -5,9 +5,9 @@ from html import escape
 import torch
 
 from rheoscope.flow.projection import on_plane, plane
+from rheoscope.picture.picture import CLUSTERS, Axis, Line, Panel
+from rheoscope.picture.token_labels import shown
 from rheoscope.report.draw.inline import svg
-from rheoscope.report.picture import CLUSTERS, Axis, Line, Panel
-from rheoscope.report.tokens import shown
 from rheoscope.space.trace import Trace
 
 MOST = 120

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Beside, Subject, ask
+from rheoscope.messages.numbers import plural, short
+from rheoscope.picture.token_labels import places, shown
 from rheoscope.report.findings import FAMILY
-from rheoscope.report.statement import LEVEL, Statement, corrected, from_draws, from_moments
-from rheoscope.report.tell.short import plural, short
-from rheoscope.report.tokens import places, shown
-from rheoscope.report.usual import asked
+from rheoscope.report.report_settings import asked
+from rheoscope.report.run_analyses import Beside, Subject, ask
 from rheoscope.space.model import Model, check_made_by
+from rheoscope.space.results import Answers
 from rheoscope.space.trace import Trace
+from rheoscope.statistics.statement import LEVEL, Statement, corrected, from_draws, from_moments
 
 if TYPE_CHECKING:
     import xarray

@@ -106,7 +106,7 @@ class Analysis:
             name: xr.Variable(self.fields[name].dims, _plain(x), self.fields[name].attributes())
             for name, x in values.items()
         }
-        return xr.Dataset(data, coords, {"analysis": self.name} | dict(attributes))
+        return xr.Dataset(data, coords, {"analysis": self.name, "question": self.question} | dict(attributes))
 
     @property
     def subjects(self) -> tuple[str, ...]:

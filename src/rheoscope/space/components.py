@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.share import exact
+from rheoscope.space.safe_arithmetic import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces

@@ -16,18 +16,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.definition import for_every_head, positions, scores
-from rheoscope.attention.feature import Feature
+from rheoscope.attention.feature_maps import Feature
 from rheoscope.attention.lower.statistics import statistics
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Placing, rotation_of
-from rheoscope.cards import card
+from rheoscope.notebook_html import card
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.carried import Carried, apart
-from rheoscope.space.decomposed import svdvals
+from rheoscope.space.autograd_pullback import transposed
+from rheoscope.space.decompositions import svdvals
+from rheoscope.space.float32_products import product
+from rheoscope.space.head_contributions import Carried, apart
 from rheoscope.space.operator import Factored
-from rheoscope.space.product import product
-from rheoscope.space.transposed import transposed
 
 Cloud = Float[Tensor, "n d"]
 Projected = tuple[Float[Tensor, "b h n k"], Float[Tensor, "b g n k"], Float[Tensor, "b g n e"]]

@@ -12,8 +12,8 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.decomposed import eigh, eigvals, eigvalsh, orthonormal, qr, svd, svdvals, triangle
-from rheoscope.space.share import exact
+from rheoscope.space.decompositions import eigh, eigvals, eigvalsh, orthonormal, qr, svd, svdvals, triangle
+from rheoscope.space.safe_arithmetic import exact
 
 NOTHING = 1e-6
 """Of the largest singular value: below it lies what folding gains and means into float32 weights leaves behind."""

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.attention.border import check_finite
-from rheoscope.cards import card, cut
+from rheoscope.attention.call_checks import check_finite
 from rheoscope.files import check_free, signature, write_file
+from rheoscope.notebook_html import card, cut
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.carried import Carried
-from rheoscope.space.outputs import carried_of
+from rheoscope.space.head_contributions import Carried
+from rheoscope.space.head_outputs import carried_of
 from rheoscope.space.step import Step
 from rheoscope.space.view import View
 

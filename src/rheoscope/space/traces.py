@@ -11,12 +11,12 @@ from torch import Tensor
 
 from rheoscope.attention.mask import Mask, Padding
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.carried import Carried
-from rheoscope.space.outputs import carried_of
-from rheoscope.space.share import exact
+from rheoscope.space.device_transfer import to_cpu_later
+from rheoscope.space.head_contributions import Carried
+from rheoscope.space.head_outputs import carried_of
+from rheoscope.space.safe_arithmetic import exact
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
-from rheoscope.space.transfer import to_cpu_later
 from rheoscope.space.view import View
 
 
@@ -166,7 +166,7 @@ class Traces(Sequence[Trace]):
         return self._ordinary_said()
 
     def counted(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, "b n"] | None:
-        """The same, None where every token counts (see `space/texts.py`).
+        """The same, None where every token counts (see `space/masked_means.py`).
 
         A text with fewer than `least` of them is refused, and so are points that are not numbers.
         """

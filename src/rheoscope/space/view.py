@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.cards import card
+from rheoscope.notebook_html import card
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.crossing import Crossing
+from rheoscope.space.cross_attention import Crossing
 from rheoscope.space.head import Head, Heads, Norm
 
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from rheoscope.catalogue import analysis as analysis_of
+from rheoscope.corpus.corpus_result import SHARES, Corpus, interval, open_corpus, places
 from rheoscope.corpus.documents import Documents
-from rheoscope.corpus.merging import Kept, counts
-from rheoscope.corpus.opened import SHARES, Corpus, interval, open_corpus, places
+from rheoscope.corpus.merged_summary import Kept, counts
 from rheoscope.corpus.shards import done, shards_of
 from rheoscope.corpus.summaries import BINS, Summary, edges, quantiles
+from rheoscope.picture.token_labels import printable
 from rheoscope.report.long_texts import around
-from rheoscope.report.tokens import printable
-from rheoscope.space.running import Running
+from rheoscope.running.runner import Running
 from rheoscope.studio import wire
-from rheoscope.studio.work import MissingError
+from rheoscope.studio.jobs import MissingError
 
 HEADS = {"layer", "head"}
 BARS = 40

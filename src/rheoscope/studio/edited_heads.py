@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.feature import added
+from rheoscope.attention.feature_maps import added
 from rheoscope.attention.position import At, Biases, PairBias, Placed, Position, Pulled
-from rheoscope.covers.operation import Operation
+from rheoscope.covers.head_replacement import Operation
 from rheoscope.shapes import KeyAt, RheoscopeError, RowAt, Scores
-from rheoscope.space.form import Term
+from rheoscope.space.bilinear_form import Term
 from rheoscope.space.head import Heads, Norm, Projected, through
-from rheoscope.space.share import exact
+from rheoscope.space.safe_arithmetic import exact
 
 Weights = Float[Tensor, "h d k"]
 Biased = Float[Tensor, "h k"]

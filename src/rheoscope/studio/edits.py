@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 
-from rheoscope.covers.operation import Operation
+from rheoscope.covers.head_replacement import Operation
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.form import Form, less, own_form, times
+from rheoscope.space.bilinear_form import Form, less, own_form, times
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
 from rheoscope.studio.edited_heads import Change

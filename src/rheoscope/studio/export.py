@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rheoscope.catalogue import TABLE
 from rheoscope.files import whole_file
-from rheoscope.report.progress import progress
+from rheoscope.report.progress_bars import progress
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import facts, looks, one_head, wire
+from rheoscope.studio import descriptions, detail_queries, head_detail, wire
 from rheoscope.studio.session import Entry, Session
-from rheoscope.studio.starting import FIRST, Opening, opened
-from rheoscope.studio.stored import EXAMPLE, STATIC, inflated
+from rheoscope.studio.startup import FIRST, Opening, opened
+from rheoscope.studio.stored_example import EXAMPLE, STATIC, inflated
 
 HELD = "Object.assign(window.RHEOSCOPE_FILES??={},"
 """How a script of answers starts; each adds its own to those that are there."""
@@ -71,18 +71,18 @@ def write(folder: Path, session: Session, entry: Entry, page: Path | None) -> in
 
 def answers(session: Session, entry: Entry) -> Files:
     """What a page asks of one text, as the server answers it."""
-    yield "api/state.json", wire.written(facts.of_state(session, [entry.opened.told], entry.opened.id, entry.id))
-    yield "api/catalogue.json", wire.written(facts.of_catalogue())
+    yield "api/state.json", wire.written(descriptions.of_state(session, [entry.opened.told], entry.opened.id, entry.id))
+    yield "api/catalogue.json", wire.written(descriptions.of_catalogue())
     yield "api/models.json", wire.written({"models": [entry.opened.told], "recent": [], "sources": []})
     own = f"api/traces/{entry.id}"
     yield f"{own}.json", wire.written(entry.head)
-    yield f"{own}/verdicts.json", wire.written(facts.of_verdicts(entry.so_far))
-    yield f"{own}/points.bin", looks.cloud(session, entry, "all", "sphere")
-    yield f"{own}/points.raw.bin", looks.cloud(session, entry, "all", "raw")
+    yield f"{own}/verdicts.json", wire.written(descriptions.of_verdicts(entry.so_far))
+    yield f"{own}/points.bin", detail_queries.cloud(session, entry, "all", "sphere")
+    yield f"{own}/points.raw.bin", detail_queries.cloud(session, entry, "all", "raw")
     if entry.trace.view.unembed is not None:
-        yield f"{own}/lens.bin", looks.lens(entry)
+        yield f"{own}/lens.bin", detail_queries.lens(entry)
         for at in range(len(entry.trace)):
-            yield f"{own}/token/{at}.json", wire.written(looks.token(entry, at))
+            yield f"{own}/token/{at}.json", wire.written(detail_queries.token(entry, at))
     for name, dataset in entry.so_far.found.items():
         if name in TABLE:
             yield f"{own}/analyses/{name}.bin", session.packed(entry, dataset)
@@ -90,11 +90,11 @@ def answers(session: Session, entry: Entry) -> Files:
     steps = wire.FINE if many <= FINE_PAIRS else wire.COARSE
     for layer, block in enumerate(entry.trace.view.blocks):
         for head in range(block.count):
-            yield f"{own}/weights/{layer}/{head}.bin", looks.head_map(entry, layer, head, "weights", steps)
-            yield f"{own}/spectrum/{layer}/{head}.json", wire.written(looks.spectrum(entry, layer, head))
-            yield f"{own}/moves/{layer}/{head}.bin", one_head.moves(session, entry, layer, head, "all", "sphere")
-            if many <= FINE_PAIRS and len(entry.trace.ordinary().nonzero()) >= one_head.LEAST_TOKENS:
-                yield f"{own}/images/{layer}/{head}.bin", one_head.images(entry, layer, head)
+            yield f"{own}/weights/{layer}/{head}.bin", detail_queries.head_map(entry, layer, head, "weights", steps)
+            yield f"{own}/spectrum/{layer}/{head}.json", wire.written(detail_queries.spectrum(entry, layer, head))
+            yield f"{own}/moves/{layer}/{head}.bin", head_detail.moves(session, entry, layer, head, "all", "sphere")
+            if many <= FINE_PAIRS and len(entry.trace.ordinary().nonzero()) >= head_detail.LEAST_TOKENS:
+                yield f"{own}/images/{layer}/{head}.bin", head_detail.images(entry, layer, head)
 
 
 def packed(path: str, data: bytes) -> bytes:

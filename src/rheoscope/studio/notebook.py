@@ -8,15 +8,15 @@ import numpy as np
 
 from rheoscope import __version__
 from rheoscope.catalogue import analysis
-from rheoscope.report.drawing import picture_of
-from rheoscope.report.tokens import Words
+from rheoscope.picture.token_labels import Words
+from rheoscope.report.draw_result import picture_of
+from rheoscope.running.argument_checks import CALLED, kind
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.given import CALLED, kind
 from rheoscope.space.trace import Trace
-from rheoscope.studio import facts, wire
-from rheoscope.studio.looks import points_on
-from rheoscope.studio.points import SPACES, widest
-from rheoscope.studio.stored import STATIC
+from rheoscope.studio import descriptions, wire
+from rheoscope.studio.detail_queries import points_on
+from rheoscope.studio.projected_points import SPACES, widest
+from rheoscope.studio.stored_example import STATIC
 
 if TYPE_CHECKING:
     import xarray
@@ -74,10 +74,10 @@ def _answers(trace: Trace, words: Words) -> dict[str, bytes]:
         "example": "shown",
         "languages": ["en", "zh"],
     }
-    head = facts.of_trace("shown", trace.view.name, words, trace, trace.text, ()) | {"window": None}
+    head = descriptions.of_trace("shown", trace.view.name, words, trace, trace.text, ()) | {"window": None}
     files = {
         "api/state.json": wire.written(state | {"limits": {"tokens": 0, "text_bytes": 0, "jobs": 0}}),
-        "api/catalogue.json": wire.written(facts.of_catalogue(COLOURS)),
+        "api/catalogue.json": wire.written(descriptions.of_catalogue(COLOURS)),
         f"{own}.json": wire.written(head),
     }
     for space in SPACES:

@@ -17,14 +17,14 @@ from rheoscope import __version__
 from rheoscope.report.json_file import as_json
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import facts, looks, one_head, particles, wire
+from rheoscope.studio import descriptions, detail_queries, head_detail, particle_simulation, wire
 from rheoscope.studio.corpus import Run
-from rheoscope.studio.download import csv_of
+from rheoscope.studio.csv_download import csv_of
 from rheoscope.studio.edits import Edit
+from rheoscope.studio.jobs import BusyError, CancelledError, Job, Log, MissingError
 from rheoscope.studio.safety import App, Guard, Rules
 from rheoscope.studio.session import UNTRAINED, Entry, NoAnswerError, Session
-from rheoscope.studio.stored import Stored
-from rheoscope.studio.work import BusyError, CancelledError, Job, Log, MissingError
+from rheoscope.studio.stored_example import Stored
 
 if TYPE_CHECKING:
     import xarray
@@ -207,7 +207,7 @@ def streamed(log: Log) -> Response:
 def state(studio: Here) -> Response:
     example = None if studio.stored is None else studio.stored.id
     corpus = None if studio.run is None else studio.run.name
-    return said(facts.of_state(studio.session, studio.models(), studio.session.first, example, corpus))
+    return said(descriptions.of_state(studio.session, studio.models(), studio.session.first, example, corpus))
 
 
 @router.get("/models")
@@ -224,7 +224,7 @@ def open_model(studio: Here, body: OpenModel) -> Response:
 
 @router.get("/catalogue")
 def catalogue() -> Response:
-    return said(facts.of_catalogue())
+    return said(descriptions.of_catalogue())
 
 
 # Texts
@@ -258,7 +258,7 @@ async def verdicts(studio: Here, trace: str) -> Response:
     kept = studio.kept(trace, "/verdicts", "json")
     if kept is not None:
         return Response(kept, media_type=JSON)
-    return said(facts.of_verdicts((await studio.entry(trace)).so_far))
+    return said(descriptions.of_verdicts((await studio.entry(trace)).so_far))
 
 
 @router.get("/traces/{trace}/points")
@@ -267,7 +267,7 @@ async def points(studio: Here, trace: str, axes: str = "all", space: str = "sphe
     if kept is not None:
         return sent(kept)
     entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: looks.cloud(studio.session, entry, axes, space)))
+    return sent(await studio.quickly(lambda: detail_queries.cloud(studio.session, entry, axes, space)))
 
 
 # Analyses
@@ -320,7 +320,7 @@ async def weights(studio: Here, trace: str, layer: Number, head: Number, kind: s
     if kept is not None:
         return sent(kept)
     entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: looks.head_map(entry, layer, head, kind)))
+    return sent(await studio.quickly(lambda: detail_queries.head_map(entry, layer, head, kind)))
 
 
 @router.get("/traces/{trace}/spectrum/{layer}/{head}")
@@ -329,7 +329,7 @@ async def spectrum(studio: Here, trace: str, layer: Number, head: Number) -> Res
     if kept is not None:
         return Response(kept, media_type=JSON)
     entry = await studio.entry(trace)
-    return said(await studio.quickly(lambda: looks.spectrum(entry, layer, head)))
+    return said(await studio.quickly(lambda: detail_queries.spectrum(entry, layer, head)))
 
 
 @router.get("/traces/{trace}/moves/{layer}/{head}")
@@ -340,7 +340,7 @@ async def moves(
     if kept is not None:
         return sent(kept)
     entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: one_head.moves(studio.session, entry, layer, head, axes, space)))
+    return sent(await studio.quickly(lambda: head_detail.moves(studio.session, entry, layer, head, axes, space)))
 
 
 @router.get("/traces/{trace}/images/{layer}/{head}")
@@ -349,13 +349,13 @@ async def images(studio: Here, trace: str, layer: Number, head: Number) -> Respo
     if kept is not None:
         return sent(kept)
     entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: one_head.images(entry, layer, head)))
+    return sent(await studio.quickly(lambda: head_detail.images(entry, layer, head)))
 
 
 @router.post("/traces/{trace}/attribution")
 async def attribution(studio: Here, trace: str, body: Pair) -> Response:
     entry = await studio.entry(trace)
-    return said(await studio.quickly(lambda: looks.why(entry, body.layer, body.head, body.query, body.key)))
+    return said(await studio.quickly(lambda: detail_queries.why(entry, body.layer, body.head, body.query, body.key)))
 
 
 @router.get("/traces/{trace}/lens")
@@ -364,7 +364,7 @@ async def lens(studio: Here, trace: str) -> Response:
     if kept is not None:
         return sent(kept)
     entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: looks.lens(entry)))
+    return sent(await studio.quickly(lambda: detail_queries.lens(entry)))
 
 
 @router.get("/traces/{trace}/token/{position}")
@@ -373,12 +373,12 @@ async def token(studio: Here, trace: str, position: Number) -> Response:
     if kept is not None:
         return Response(kept, media_type=JSON)
     entry = await studio.entry(trace)
-    return said(await studio.quickly(lambda: looks.token(entry, position)))
+    return said(await studio.quickly(lambda: detail_queries.token(entry, position)))
 
 
 @router.post("/dynamics")
-async def dynamics(studio: Here, body: particles.Asked) -> Response:
-    return sent(await studio.quickly(lambda: particles.dynamics(body)))
+async def dynamics(studio: Here, body: particle_simulation.Asked) -> Response:
+    return sent(await studio.quickly(lambda: particle_simulation.dynamics(body)))
 
 
 # A corpus

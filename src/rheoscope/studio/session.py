@@ -9,28 +9,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis
-from rheoscope.report.answers import Answers
-from rheoscope.report.asking import Ask, Beside, Progress, Settings, Subject, answer, ask, begun
-from rheoscope.report.drawing import picture_of
-from rheoscope.report.jobs import JOBS
-from rheoscope.report.progress import untrained_controls
-from rheoscope.report.tokens import printable
-from rheoscope.report.usual import asked
+from rheoscope.picture.token_labels import printable
+from rheoscope.report.draw_result import picture_of
+from rheoscope.report.progress_bars import untrained_controls
+from rheoscope.report.report_plans import JOBS
+from rheoscope.report.report_settings import asked
+from rheoscope.report.run_analyses import Ask, Beside, Progress, Settings, Subject, answer, ask, begun
 from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.running.runner import Running
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.cost import projections
 from rheoscope.space.model import Text
-from rheoscope.space.running import Running
+from rheoscope.space.model_cost import projections
+from rheoscope.space.results import Answers
 from rheoscope.space.trace import Trace
-from rheoscope.studio import facts, wire
-from rheoscope.studio.edited import under
+from rheoscope.studio import descriptions, wire
+from rheoscope.studio.byte_cache import Kept as Cache
+from rheoscope.studio.edited_model import under
 from rheoscope.studio.edits import Edit
-from rheoscope.studio.kept import Kept as Cache
-from rheoscope.studio.points import Axes, axes_of
-from rheoscope.studio.settings import settings_of
-from rheoscope.studio.sources import DEFAULT, Sources
+from rheoscope.studio.jobs import Job, MissingError, Queue
+from rheoscope.studio.model_sources import DEFAULT, Sources
+from rheoscope.studio.projected_points import Axes, axes_of
+from rheoscope.studio.query_settings import settings_of
 from rheoscope.studio.windows import Window, window_of
-from rheoscope.studio.work import Job, MissingError, Queue
 
 if TYPE_CHECKING:
     import xarray
@@ -74,7 +74,7 @@ class Opened:
     @property
     def told(self) -> dict[str, Any]:
         title = "the default model" if self.source == DEFAULT else self.source
-        return facts.of_model(self.id, title + ", untrained" * self.untrained, self.model)
+        return descriptions.of_model(self.id, title + ", untrained" * self.untrained, self.model)
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class Entry:
 
     @property
     def head(self) -> dict[str, Any]:
-        told = facts.of_trace(self.id, self.opened.id, self.model.words, self.trace, self.text, self.edits)
+        told = descriptions.of_trace(self.id, self.opened.id, self.model.words, self.trace, self.text, self.edits)
         return told | {"window": None if self.window is None else self.window.told}
 
     @property
@@ -248,16 +248,16 @@ class Session:
             for one in wanted:
                 if one.name not in told and so_far.asked(*one.needs):
                     told.add(one.name)
-                    job.log.tell("verdict", **facts.of_verdict(one, so_far))
+                    job.log.tell("verdict", **descriptions.of_verdict(one, so_far))
 
         job.log.tell("head", **entry.head)
         asks, beside = self.asks(entry, questions), self._beside(entry, job)
         so_far = ask(entry.subject, asks, True, beside, hear, job.progress, partial(self._known, entry))
         for one in wanted:
             if one.name not in told:
-                job.log.tell("verdict", **facts.of_verdict(one, so_far))
+                job.log.tell("verdict", **descriptions.of_verdict(one, so_far))
         if questions is None:
-            job.log.tell("findings", **facts.of_findings(so_far))
+            job.log.tell("findings", **descriptions.of_findings(so_far))
 
     def asks(self, entry: Entry, questions: Collection[str] | None) -> list[Ask]:
         """What the questions need; where none is named, everything that the report of a text asks."""

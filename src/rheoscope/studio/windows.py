@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from rheoscope.report.long_texts import around
+from rheoscope.running.runner import Running
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
-from rheoscope.space.running import Running
 
 
 @dataclass(frozen=True)

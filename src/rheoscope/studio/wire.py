@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rheoscope.picture.picture import Cells, Line, Picture, Shape, Word
 from rheoscope.report.json_file import plain
-from rheoscope.report.picture import Cells, Line, Picture, Shape, Word
 from rheoscope.space.analysis import Analysis
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention.definition import reference
-from rheoscope.attention.feature import Linear
+from rheoscope.attention.feature_maps import Linear
 from rheoscope.attention.lower import cudnn
 from rheoscope.attention.mask import Causal, Window
 from rheoscope.attention.mechanism import Mechanism

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention.definition import reference
-from rheoscope.attention.feature import EluPlusOne, Linear, Unit
+from rheoscope.attention.feature_maps import EluPlusOne, Linear, Unit
 from rheoscope.attention.kernel_score import Laplace
 from rheoscope.attention.lower.kernels import dots as reading
-from rheoscope.attention.lower.kernels import offer as kernels
+from rheoscope.attention.lower.kernels import triton_lowerings as kernels
 from rheoscope.attention.lower.kernels.dots import dots
-from rheoscope.attention.lower.offer import Offer
+from rheoscope.attention.lower.lowering import Offer
 from rheoscope.attention.lower.statistics import weight_statistics
 from rheoscope.attention.mask import Window
 from rheoscope.attention.mechanism import Mechanism
@@ -46,16 +46,6 @@ def interpreted() -> str:
         return "Triton was imported without its interpreter: run this file alone"
     os.environ["TRITON_INTERPRET"] = "1"
     mend_interpreter()
-    from rheoscope.attention.lower.kernels import (  # noqa: F401
-        additive,
-        entmax,
-        laplace,
-        linear,
-        pointwise,
-        sinkhorn,
-        totals,
-        weights,
-    )
 
     if asked is None:
         del os.environ["TRITON_INTERPRET"]
@@ -185,7 +175,7 @@ def test_statistics_are_those_of_blocks(name: str) -> None:
 
 def totals_are_logsumexp(n: int, causal: bool, dtype: torch.dtype, device: str) -> float:
     """How far the kernel is from logsumexp of the scores and its gradient, in float64."""
-    from rheoscope.attention.lower.kernels.totals import log_totals
+    from rheoscope.attention.lower.kernels.log_totals import log_totals
 
     q, k = (random(seed, 2, 2, n, 16).to(device, dtype) for seed in range(2))
     s = q.double() @ k.double().mT

@@ -12,7 +12,7 @@ import torch
 import rheoscope as rs
 from rheoscope.attention import mechanism as home
 from rheoscope.attention.lower import plan as module
-from rheoscope.attention.lower.choose import choose
+from rheoscope.attention.lower.choice import choose
 from rheoscope.attention.mask import Padding, Window
 from rheoscope.attention.parameters import structure
 from rheoscope.attention.position import ALiBi, alibi_slopes

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rheoscope.attention.definition import reference
-from rheoscope.attention.feature import Linear
+from rheoscope.attention.feature_maps import Linear
 from rheoscope.attention.lower import shaped
-from rheoscope.attention.lower.offer import Offer
+from rheoscope.attention.lower.lowering import Offer
 from rheoscope.attention.mask import Table
 from rheoscope.attention.normaliser.shaped import Shaped
 from tests.attention.cases import MASKS, gap, inputs, made, random

@@ -13,9 +13,10 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 pytest.importorskip("triton", reason="triton is not installed")
 
-from rheoscope.flow import geometry_kept, head_motion
+from rheoscope.flow import head_motion
+from rheoscope.flow.geometry_kept import analysis as geometry_kept
 from rheoscope.flow.kernels.head_dots import head_dots
-from rheoscope.flow.trajectory import displacements
+from rheoscope.flow.trajectory.analysis import displacements
 from rheoscope.space.view import View
 from tests.cases import double, random, text
 from tests.interpreter import mend_interpreter

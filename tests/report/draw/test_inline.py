@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from rheoscope.picture.picture import PALETTE, Axis, Cells, Line, Panel
 from rheoscope.report.draw.inline import svg
-from rheoscope.report.picture import PALETTE, Axis, Cells, Line, Panel
 from tests.report.parts import Parts
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rheoscope.attention.definition import Definition, for_every_head, positions
 from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_one_piece
-from rheoscope.attention.lower.offer import Offer
+from rheoscope.attention.lower.lowering import Offer
 from rheoscope.attention.parameters import tensors, with_tensors
 from rheoscope.shapes import KeyAt, RowAt, Scores, Weights
 

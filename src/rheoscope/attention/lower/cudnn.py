@@ -19,11 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.definition import Definition, for_every_head, positions
-from rheoscope.attention.feature import Feature
-from rheoscope.attention.fold import Fold
+from rheoscope.attention.dot_form import Fold
+from rheoscope.attention.feature_maps import Feature
 from rheoscope.attention.lower import sdpa
-from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.lower.rows import Made, rows, widened
+from rheoscope.attention.lower.kernel_rows import Made, rows, widened
+from rheoscope.attention.lower.lowering import Offer
 from rheoscope.attention.position import Position
 
 HALF = (torch.bfloat16, torch.float16)

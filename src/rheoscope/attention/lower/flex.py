@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from rheoscope.attention import fast
+from rheoscope.attention import gpu_math
 from rheoscope.attention.definition import Definition, for_every_head, positions
-from rheoscope.attention.fold import Pointwise
+from rheoscope.attention.dot_form import Pointwise
 from rheoscope.attention.lower import cudnn
 from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_one_piece
 from rheoscope.attention.lower.cudnn import HALF, height, placed
-from rheoscope.attention.lower.joined import joined
-from rheoscope.attention.lower.offer import Offer
-from rheoscope.attention.lower.rows import Made, rows, widened
+from rheoscope.attention.lower.kernel_rows import Made, rows, widened
+from rheoscope.attention.lower.lowering import Offer
+from rheoscope.attention.lower.merged_softmax import joined
 from rheoscope.attention.mask import Causal, Mask, Window
 from rheoscope.attention.parameters import tensors
 from rheoscope.attention.position import PairBias
@@ -92,7 +92,7 @@ class Kernel:
 
     @cached_property
     def compiled(self) -> Any:
-        fast.tell_compiler()
+        gpu_math.tell_compiler()
         return torch.compile(FunctionType(self.how.__code__.replace(), self.how.__globals__), dynamic=False)
 
     def fitting(self, *inputs: Any) -> Any:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rheoscope.attention.border import check_call, check_tensors
+from rheoscope.attention.call_checks import check_call, check_tensors
 from rheoscope.attention.definition import Definition
-from rheoscope.attention.lower.choose import Choice, choose
+from rheoscope.attention.lower.choice import Choice, choose
 from rheoscope.attention.parameters import Structure
 from rheoscope.shapes import RheoscopeError
 

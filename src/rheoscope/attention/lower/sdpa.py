@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rheoscope.attention.definition import Definition, for_every_head, positions
-from rheoscope.attention.fold import DotForm
-from rheoscope.attention.lower.offer import Offer
+from rheoscope.attention.dot_form import DotForm
+from rheoscope.attention.lower.lowering import Offer
 
 WITH_TABLE = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Kernels of a GPU that take a mask and know rows without a key: cuDNN's gives them a mean, and NaN gradients elsewhere."""

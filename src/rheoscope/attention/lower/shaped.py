@@ -5,9 +5,9 @@ from functools import partial
 from torch import Tensor
 
 from rheoscope.attention.definition import Definition, for_every_head
-from rheoscope.attention.lower import blocks, cudnn, flex, plain, sdpa
-from rheoscope.attention.lower.offer import Offer, Run, first
-from rheoscope.attention.lower.past import less_past_mean
+from rheoscope.attention.lower import blocks, cudnn, flex, reference_lowering, sdpa
+from rheoscope.attention.lower.lowering import Offer, Run, first
+from rheoscope.attention.lower.running_mean import less_past_mean
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.parameters import with_parts
 from rheoscope.attention.position import NoPosition
@@ -18,7 +18,7 @@ SOFTMAX = {
     "flex": flex.offer,
     "sdpa": sdpa.offer,
     "blocks": blocks.offer,
-    "reference": plain.offer,
+    "reference": reference_lowering.offer,
 }
 """What softmax attention may run on, in the order that `choose` has."""
 SOFT, EVEN, NOWHERE = Softmax(), Gram(scale=0.0), NoPosition()

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.border import check_call, check_finite
+from rheoscope.attention.call_checks import check_call, check_finite
 from rheoscope.attention.definition import Definition, Masked
-from rheoscope.attention.feature import Identity
+from rheoscope.attention.feature_maps import Identity
 from rheoscope.attention.lower.blocks import Block, walk
-from rheoscope.attention.lower.kernels import offer as kernels
+from rheoscope.attention.lower.kernels import triton_lowerings as kernels
 from rheoscope.attention.lower.plan import MOST, Call, call_of
 from rheoscope.attention.mask import Padding
 from rheoscope.attention.parameters import Structure

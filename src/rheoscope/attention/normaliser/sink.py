@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.feature import of_heads
+from rheoscope.attention.feature_maps import of_heads
 from rheoscope.attention.normaliser.domain import Fused, Normaliser, Pulled, softmax_pull
 from rheoscope.shapes import Scores, Weights
 

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from rheoscope.pretrained.family.parts import apart, softmax_attention
+from rheoscope.running.stream import Description, Tap, post_norm_taps
 from rheoscope.space.head import Heads, Norm
 from rheoscope.space.step import EMBED
-from rheoscope.space.stream import Description, Tap, post_norm_taps
 
 KNOWN = frozenset({
     "num_attention_heads", "attention_probs_dropout_prob", "layer_norm_eps", "max_position_embeddings", "is_decoder",

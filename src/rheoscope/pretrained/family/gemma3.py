@@ -9,9 +9,9 @@ from torch import Tensor
 from rheoscope.pretrained.family import llama
 from rheoscope.pretrained.family.parts import apart, rms_norm, softmax_attention, turned
 from rheoscope.pretrained.family.qwen3 import normed
+from rheoscope.running.stream import Description, pre_norm_taps
 from rheoscope.space.head import Heads, Norm
-from rheoscope.space.share import exact
-from rheoscope.space.stream import Description, pre_norm_taps
+from rheoscope.space.safe_arithmetic import exact
 
 KNOWN = llama.KNOWN | {
     "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",

@@ -12,9 +12,9 @@ from rheoscope.pretrained.family.parts import (
     split,
     to_heads,
 )  # fmt: skip
+from rheoscope.running.stream import Description, Tap, pre_norm_taps
 from rheoscope.space.head import Heads
 from rheoscope.space.step import EMBED
-from rheoscope.space.stream import Description, Tap, pre_norm_taps
 
 KNOWN = frozenset({
     "n_head", "num_attention_heads", "attn_pdrop", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",

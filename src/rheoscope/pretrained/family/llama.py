@@ -12,9 +12,9 @@ from rheoscope.pretrained.family.parts import (
     softmax_attention,
     turned,
 )  # fmt: skip
+from rheoscope.running.stream import Description, Tap, pre_norm_taps
 from rheoscope.space.head import Heads
 from rheoscope.space.step import EMBED
-from rheoscope.space.stream import Description, Tap, pre_norm_taps
 
 KNOWN = frozenset({
     "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "attention_dropout", "rope_parameters",

@@ -16,9 +16,9 @@ from rheoscope.pretrained.family.parts import (
     to_heads,
     turned,
 )  # fmt: skip
+from rheoscope.running.stream import Description, Tap, pre_norm_taps
 from rheoscope.space.head import Heads
 from rheoscope.space.step import EMBED, Step
-from rheoscope.space.stream import Description, Tap, pre_norm_taps
 
 KNOWN = frozenset({
     "num_attention_heads", "attention_bias", "attention_dropout", "rope_parameters", "rotary_pct", "rotary_emb_base",

@@ -10,9 +10,9 @@ from rheoscope.pretrained.family.parts import (
     layer_norm,
     softmax_attention,
 )  # fmt: skip
+from rheoscope.running.stream import Description, Tap, post_norm_taps, pre_norm_taps
 from rheoscope.space.head import Heads, Norm
 from rheoscope.space.step import EMBED
-from rheoscope.space.stream import Description, Tap, post_norm_taps, pre_norm_taps
 
 KNOWN = frozenset({
     "num_attention_heads", "attention_dropout", "do_layer_norm_before", "layer_norm_elementwise_affine", "enable_bias",

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from rheoscope.pretrained.family import llama
 from rheoscope.pretrained.family.parts import joined, rms_norm, softmax_attention, split, to_heads, turned
+from rheoscope.running.stream import Description
 from rheoscope.space.head import Heads
-from rheoscope.space.stream import Description
 
 KNOWN = llama.KNOWN | {"resid_pdrop", "original_max_position_embeddings", "partial_rotary_factor"}
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rheoscope.pretrained.family import llama
 from rheoscope.pretrained.family.parts import rms_norm
+from rheoscope.running.stream import Description
 from rheoscope.space.head import Heads
-from rheoscope.space.stream import Description
 
 KNOWN = llama.KNOWN
 

@@ -6,7 +6,7 @@ A chart library would weigh more than everything a report says (plotly.js: 4.6 M
 import math
 from html import escape
 
-from rheoscope.report.picture import (
+from rheoscope.picture.picture import (
     NONE,
     Axis,
     Cells,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.report.picture import NONE, Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
+from rheoscope.picture.picture import NONE, Axis, Cells, Line, Panel, Picture, Shape, Word, colour_of, thinned
 from rheoscope.report.style import INK, MUTED, PAPER, new_figure, styled
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from html import escape
 
+from rheoscope.picture.picture import Picture
 from rheoscope.report.draw.inline import COLUMN, GAP, Frame, svg
-from rheoscope.report.picture import Picture
 from rheoscope.report.style import DRAWN, LIGHT
 
 TIP = re.compile(r"<title>.*?</title>", re.S)
@@ -15,7 +15,7 @@ TIP = re.compile(r"<title>.*?</title>", re.S)
 def sheet(picture: Picture, colours: Mapping[str, str] = LIGHT) -> str:
     """All panels of a picture as one SVG file, which needs no page around it.
 
-    >>> from rheoscope.report.picture import Panel
+    >>> from rheoscope.picture.picture import Panel
     >>> sheet(Picture("", "", (Panel("a", "", ()), Panel("b", "", ())))).count("<g ")
     2
     """

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rheoscope.attention.lower.rows import GAIN, PARTS, Made
+from rheoscope.attention.lower.kernel_rows import GAIN, PARTS, Made
 
 ROWS = 64
 """Rows that one program holds."""

@@ -1,0 +1,1 @@
+"""The analysis `attention_patching`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `boundary`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `composition`: its computation, its picture and its words."""

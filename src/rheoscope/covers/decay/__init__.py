@@ -1,0 +1,1 @@
+"""The analysis `decay`: its computation, its picture and its words."""

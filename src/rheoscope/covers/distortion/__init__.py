@@ -1,0 +1,1 @@
+"""The analysis `distortion`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `faithfulness`: its computation, its picture and its words."""

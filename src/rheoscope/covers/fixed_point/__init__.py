@@ -1,0 +1,1 @@
+"""The analysis `fixed_point`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `head_types`: its computation, its picture and its words."""

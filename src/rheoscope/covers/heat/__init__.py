@@ -1,0 +1,1 @@
+"""The analysis `heat`: its computation, its picture and its words."""

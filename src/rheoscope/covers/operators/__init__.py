@@ -1,0 +1,1 @@
+"""The analysis `operators`: its computation, its picture and its words."""

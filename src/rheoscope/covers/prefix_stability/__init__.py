@@ -1,0 +1,1 @@
+"""The analysis `prefix_stability`: its computation, its picture and its words."""

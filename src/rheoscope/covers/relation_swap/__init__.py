@@ -1,0 +1,1 @@
+"""The analysis `relation_swap`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `reversed_attention`: its computation, its picture and its words."""

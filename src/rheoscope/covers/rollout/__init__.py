@@ -1,0 +1,1 @@
+"""The analysis `rollout`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `score_attribution`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `scores`: its computation, its picture and its words."""

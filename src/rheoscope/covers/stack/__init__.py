@@ -1,0 +1,1 @@
+"""The analysis `stack`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `surgery`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `clusters`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `density_clusters`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `energy`: its computation, its picture and its words."""

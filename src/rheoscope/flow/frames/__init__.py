@@ -1,0 +1,1 @@
+"""The analysis `frames`: its computation, its picture and its words."""

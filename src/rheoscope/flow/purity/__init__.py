@@ -1,0 +1,1 @@
+"""The analysis `purity`: its computation, its picture and its words."""

@@ -1,0 +1,1 @@
+"""The analysis `trajectory`: its computation, its picture and its words."""

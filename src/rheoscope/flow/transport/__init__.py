@@ -1,0 +1,1 @@
+"""The analysis `transport`: its computation, its picture and its words."""

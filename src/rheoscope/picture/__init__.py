@@ -1,0 +1,1 @@
+"""Pictures and blocks as values: panels, series, tables, sentences; no renderer."""

@@ -1,0 +1,1 @@
+"""Pictures of results that no analysis of the catalogue owns."""

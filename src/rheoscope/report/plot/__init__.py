@@ -1,1 +1,0 @@
-"""Figures, one file per analysis, with the analysis's name."""

@@ -1,0 +1,1 @@
+"""How a model runs: the residual stream, hooks, edits, the certificate, devices, progress."""

@@ -1,0 +1,1 @@
+"""Null distributions, ranks, intervals and corrections for multiple tests."""

@@ -1,0 +1,1 @@
+"""Particle systems under attention and their limits, compared with theory."""

@@ -1,0 +1,71 @@
+"""Particles at equal angles gather along one curve, whatever their number and dimension."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.theory.particles import crossing, dot, evolve, integral, on_sphere, unit, until
+from rheoscope.theory.predictions import Number, as_dataset
+
+if TYPE_CHECKING:
+    import xarray
+
+LEVEL = 0.9
+CASES = ((20, 1.0, 2.71, 4.0), (20, 5.0, 8.31, 10.0), (467, 1.0, 4.18, 4.4))
+"""n, β, the published t(γ = .9), and how long to look."""
+STEPS = 16
+Curve = Float[Tensor, " t"]
+DEFINITIONS = {
+    "cosine": "cosine of every pair of particles, by the particle system",
+    "cosine_ode": "the same by the equation of γ",
+    "time": "time of the particle system, a row a case",
+}
+
+
+def equiangular(seed: int = 0) -> "xarray.Dataset":
+    """Particles start at right angles and follow SA on the sphere (Q = K = V = I); all cosines stay equal.
+
+    **Formula** With γ = ⟨x_1, x_2⟩ and α = e^{βγ}/(e^β + (n−1)e^{βγ}), the weight of another particle, γ' = 2⟨x_1', x_2⟩ =
+    2α[(1−γ²) + (n−2)γ(1−γ)] = 2e^{βγ}(1−γ)((n−1)γ+1)/(e^β + (n−1)e^{βγ}); t(γ = .9) = ∫ dγ/γ'.
+
+    **Numbers** t(γ = .9) by quadrature against the published times, and by the particles against the quadrature.
+
+    **Source** Geshkovski, Letrouit, Polyanskiy and Rigollet 2023 (arXiv:2312.10794). Nothing is random: `seed` is not read.
+    """
+    numbers, rows = [], []
+    for n, beta, published, end in CASES:
+        times, cosine, ode = followed(n, beta, until(end, STEPS))
+        rows.append((times, cosine, ode))
+        case, due = f"t(γ = .9), n = {n}, β = {beta:g}", reaching(n, beta)
+        numbers.append(Number(f"{case}: equation", due, published, "published"))
+        numbers.append(Number(f"{case}: particles", seen_to_reach(times, cosine), due, "∫ dγ/γ'"))
+    columns = [(("case", "at"), torch.stack(column)) for column in zip(*rows, strict=True)]
+    curves = dict(zip(("time", "cosine", "cosine_ode"), columns, strict=True))
+    coords = {"case": [f"n = {n}, β = {beta:g}" for n, beta, *_ in CASES]}
+    return as_dataset(numbers, curves, DEFINITIONS, coords, {"steps": STEPS, "level": LEVEL})
+
+
+def followed(n: int, beta: float, times: Curve) -> tuple[Curve, Curve, Curve]:
+    """The cosine of a pair at all times, by particles and by the equation."""
+    seen = evolve(on_sphere(dot(beta)), torch.eye(n, dtype=torch.float64), times, unit)
+    ode = evolve(lambda t, gamma: rate(gamma, n, beta), torch.zeros(1, 1, dtype=torch.float64), times)
+    return times, (seen[:, 0] * seen[:, 1]).sum(-1), ode[:, 0, 0]
+
+
+def seen_to_reach(times: Curve, cosine: Curve) -> float:
+    """t(γ = .9) of the particles: 1 − γ falls as e^{−ct} in the end, and so the chord is that of its logarithm."""
+    return crossing(times, -(1 - cosine).log(), -math.log(1 - LEVEL))
+
+
+def reaching(n: int, beta: float) -> float:
+    """t(γ = .9) from right angles, ∫ dγ/γ'."""
+    return integral(lambda gamma: 1 / rate(gamma, n, beta), 0.0, LEVEL)
+
+
+def rate(gamma: Float[Tensor, "*any"], n: int, beta: float) -> Float[Tensor, "*any"]:
+    """γ' of n particles at equal angles."""
+    alpha = 1 / (torch.exp(beta * (1 - gamma)) + n - 1)
+    return 2 * alpha * (1 - gamma) * ((n - 1) * gamma + 1)

@@ -1,0 +1,72 @@
+"""What a change costs, in words: only what the intervals allow."""
+
+import pytest
+
+import rheoscope as rs
+from rheoscope.covers.surgery.words import CHANGES, blocks, each_table, sentences, worth
+from rheoscope.covers.text_batches import pieces
+from rheoscope.picture.blocks import Lines, Table
+from rheoscope.report.report_plans import JOBS
+from rheoscope.space.results import Answers
+from tests.report.cases import answered, model
+
+TEXT = "The keys to the cabinet are on the table, and the man who has them went out to the garden to find his dog. "
+
+
+def test_a_difference_is_told_only_where_its_interval_leaves_out_0() -> None:
+    found = rs.surgery(model(), pieces(model(), TEXT * 8, 32), M="symmetric")
+    said = sentences(found)
+    assert f"rises by {float(found.cost.sel(change='edit')):.4f}" in said[0]
+    row = found.sel(change="size")
+    told = "does not tell from 0" in said[1]
+    assert told == (float(row.excess_low) <= 0 <= float(row.excess_high))
+    unsure = found.assign(excess_low=found.excess_low - 9, excess_high=found.excess_high + 9)
+    assert "does not tell from 0" in sentences(unsure)[1]
+    sure = found.assign(excess_low=abs(found.excess_low) + 1, excess_high=abs(found.excess_high) + 2)
+    assert "does not tell from 0" not in sentences(sure)[1]
+    short = rs.surgery(model(), TEXT, M="symmetric")
+    assert "type a longer one" in sentences(short)[1]
+
+
+def test_every_change_has_its_row() -> None:
+    answers = answered(JOBS["surgery"], TEXT, M="symmetric", F="rank 8", heads=[(2, 1), (3, 2)])
+    table, said = blocks(answers)
+    assert isinstance(table, Table)
+    assert isinstance(said, Lines)
+    found = answers.found["surgery"]
+    assert [row[0].text for row in table.rows] == [CHANGES[str(name)] for name in found.change.values]
+    assert [row[1].text for row in table.rows] == [f"{float(cost):+.4f}" for cost in found.cost.values]
+    assert {row[2].text for row in table.rows} == {"too little text"}
+    assert "in L2.H1 L3.H2, nats per token" in table.heading
+    assert "in L2.H1 L3.H2 it falls by" in said.lines[0]
+    assert blocks(Answers(model().view, model().words, None)) == []
+
+
+def test_heads_changed_alone_are_ordered_by_what_they_cost() -> None:
+    found = rs.surgery(model(), TEXT, M="symmetric", heads=[(0, 1), (2, 1), (3, 2)], each=True)
+    table = each_table(found, most=2)
+    costs = {
+        (layer, head): float(found.each_cost.sel(change="edit", layer=layer, head=head))
+        for layer, head in ((0, 1), (2, 1), (3, 2))
+    }
+    order = sorted(costs, key=lambda at: -costs[at])[:2]
+    assert [row[0].text for row in table.rows] == [f"L{layer}.H{head}" for layer, head in order]
+    assert [row[1].text for row in table.rows] == [f"{costs[at]:+.4f}" for at in order]
+    answers = answered(JOBS["surgery"], TEXT, M="symmetric", heads=[(0, 1)], each=True)
+    (one,) = blocks(answers)
+    assert isinstance(one, Table)
+    assert len(one.rows) == 1
+    assert float(one.rows[0][1].text) == pytest.approx(costs[0, 1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("edit", "silenced", "says"),
+    [
+        (0.02, 0.1, "Silencing these heads costs +0.1000; the replacement costs 20% of that."),
+        (-0.02, 0.1, "Silencing these heads costs +0.1000; the replacement costs nothing."),
+        (0.02, -0.1, "Silencing these heads costs nothing here: the loss falls by 0.1000."),
+        (0.02, -0.00001, "Silencing these heads costs nothing here: the loss stays as it is."),
+    ],
+)
+def test_nothing_has_a_share_of_nothing(edit: float, silenced: float, says: str) -> None:
+    assert worth(edit, silenced) == says

@@ -1,0 +1,164 @@
+"""Recorded steps, on a GPU: what is played is what the function gives, what it draws is drawn anew, and training by them is training."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import dropout
+
+import rheoscope as rs
+from rheoscope.attention.zoo import ZOO
+from rheoscope.models.cuda_graph_steps import Recorder
+from rheoscope.models.optimiser import optimisers
+from rheoscope.models.recipes import Recipe
+from rheoscope.models.task import Objective, Task, seed_draws
+from rheoscope.models.train import Place, Run, read_log, train
+from rheoscope.models.transformer import build
+from tests.attention.cases import as_users_run
+from tests.models.outside import POSITIONS
+from tests.models.runs import Killed, encoder, masked, prose, small, translation, translator
+from tests.waiting import Waited
+
+PENALTIES = {"asymmetry": 1.0, "residual": 0.1}
+KINDS: dict[str, tuple[Recipe, Task]] = {
+    "adamw": (small(dropout=0.0), prose()),
+    "dropped": (small(attention_dropout=0.1, accumulate=1), prose()),
+    "penalised": (small(dropout=0.0, penalty=PENALTIES), prose()),
+    "translation": (translator(dropout=0.0), translation()),
+    "masked": (encoder(dropout=0.0), masked()),
+}
+COMPILERS = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd functions"),
+]
+
+
+def on_gpu(test: Any) -> Any:
+    for mark in [pytest.mark.gpu, *COMPILERS]:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Shapes checked as in these tests break the graphs of `torch.compile`."""
+    with as_users_run():
+        yield
+
+
+class Watching(Recorder):
+    """Runs each step and keeps what Python waited for meanwhile."""
+
+    def __call__(self, function: Any, *inputs: torch.Tensor) -> torch.Tensor:
+        with Waited() as self.waited:
+            return super().__call__(function, *inputs)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *POSITIONS, *ZOO])
+def test_a_step_of_training_never_waits_for_the_device(kind: str) -> None:
+    """Else it could not be recorded on a GPU."""
+    recipe, task = KINDS.get(kind, KINDS["adamw"])
+    if kind in ZOO:
+        whole = "encoder" if kind == "sinkhorn" else "decoder"  # it takes no mask
+        recipe, task = recipe.but(mechanism=kind, form=whole), task if whole == "decoder" else masked()
+    elif kind in POSITIONS:
+        recipe = recipe.but(position=kind)
+    recipe = replace(recipe, config=recipe.config.but(vocabulary=task.vocabulary))
+    model, watching = build(recipe.config), Watching()
+    silent: Any = lambda *_: None  # noqa: E731
+    made, here = optimisers(model, recipe), Place(torch.device("cpu"))
+    run = Run(recipe, task, Path(), None, model, made, here, silent, silent, silent, watching)
+    run.step(Objective(model, task, recipe.label_smoothing, recipe.penalty).train(), 0)
+    assert watching.waited.kept == []
+
+
+@on_gpu
+def test_what_is_played_is_what_the_function_gives() -> None:
+    total, run = torch.zeros(3, device="cuda"), Recorder(on=True)
+    for step in range(6):
+        x = torch.full((3,), float(step), device="cuda")
+        assert torch.equal(run(lambda x: total.add_(x).clone(), x), torch.full_like(x, step * (step + 1) / 2))
+    assert len(run.recordings) == 1
+    assert run(lambda x: 2 * x, torch.ones(5, device="cuda")).shape == (5,)  # another shape is met for the first time
+
+
+@on_gpu
+def test_what_is_drawn_is_drawn_anew() -> None:
+    run, ones = Recorder(on=True), torch.ones(1000, device="cuda")
+    drawn = []
+    for seed in (0, 1, 2, 3, 4, 3):
+        seed_draws(seed, ones.device)
+        drawn.append(run(lambda x: dropout(x, 0.5), ones))
+    assert run.recordings
+    assert torch.equal(drawn[3], drawn[5])
+    assert not any(torch.equal(a, b) for i, a in enumerate(drawn[:5]) for b in drawn[:i])
+
+
+@pytest.mark.parametrize(("free", "reserved", "room"), [(8, 3, True), (7, 3, False), (3, 8, True), (0, 0, False)])
+def test_a_recording_wants_twice_the_room_of_a_step(
+    free: int, reserved: int, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 5 beside the 1 that is held: 10 must be free, or reserved and not held."""
+    told = {"memory_allocated": 1, "max_memory_allocated": 6, "memory_reserved": reserved, "mem_get_info": (free, 20)}
+    for name, number in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda number=number: number)
+    monkeypatch.setattr(torch.cuda, "device", lambda of: nullcontext())
+    monkeypatch.setattr("rheoscope.models.cuda_graph_steps._beside", lambda function, *inputs: function(*inputs))
+    recorded: list[str] = []
+    monkeypatch.setattr(Recorder, "_recorded", lambda self, function, *inputs: recorded.append("") or Played(function))
+    run = Recorder(on=True)
+    assert all(float(run(lambda x: x + 1, torch.ones(()))) == 2 for _ in range(4))
+    assert bool(recorded) == room
+
+
+class Played:
+    """Where there is no GPU."""
+
+    def __init__(self, function: Any) -> None:
+        self.played = function
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", ["adamw", "dropped", "penalised", "masked", "muon"])
+def test_recorded_training_is_training(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unchecked: None
+) -> None:
+    """Compiled and recorded against neither; Muon is compiled alone. Who looks on may keep what is made of the parameters.
+
+    (Sentences that are translated seldom have the same shapes thrice in so few steps.)
+    """
+    recipe, task = KINDS[kind] if kind in KINDS else (small(dropout=0.0, optimiser="muon"), prose())
+    recipe = recipe.but(width=64, hidden=64, rate=1e-3, steps=9)
+    recorded, kept, own = [], [], Recorder._recorded
+    monkeypatch.setattr(Recorder, "_recorded", lambda self, *given: recorded.append(1) or own(self, *given))
+    for compiled in (False, True):
+        look = (lambda step, model: kept.append(rs.load(model))) if compiled and kind == "adamw" else None
+        train(recipe, task, tmp_path / str(compiled), device="cuda", compiled=compiled, look=look)
+        assert bool(recorded) == (compiled and kind != "muon")
+    plain, fast = (read_log(tmp_path / str(compiled)) for compiled in (False, True))
+    drawn = 0.2 if kind == "dropped" else 0.0  # a compiled model draws others
+    for one, other in zip(plain, fast, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], abs=2e-2 + drawn)
+        assert other["rate"] == one["rate"]
+    assert fast[-1]["loss"] < fast[0]["loss"]
+
+
+@on_gpu
+def test_a_recorded_run_goes_on(tmp_path: Path, unchecked: None) -> None:
+    recipe = small(dropout=0.0, width=64, hidden=64, rate=1e-3, steps=12)
+
+    def tell(figures: dict[str, float]) -> None:
+        if figures["step"] == 7:
+            raise Killed
+
+    train(recipe, prose(), tmp_path / "whole", device="cuda")
+    with pytest.raises(Killed):
+        train(recipe, prose(), tmp_path / "killed", device="cuda", tell=tell)
+    train(recipe, prose(), tmp_path / "killed", device="cuda")
+    for one, other in zip(read_log(tmp_path / "whole"), read_log(tmp_path / "killed"), strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], abs=1e-2)

@@ -1,0 +1,77 @@
+"""Our own models called on texts: strings, ids, batches, and what is refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.models.trained_model import Trained
+from rheoscope.models.vocabulary import characters
+from rheoscope.shapes import RheoscopeError
+from tests.attention.cases import as_users_run
+from tests.models.cases import UNMASKED, model, network, saved
+from tests.pretrained.cases import text
+from tests.processes import forget, forked
+
+
+def spoken() -> Trained:
+    tokenizer = characters(["abcdefgh ijkl"], ["<|endoftext|>"])
+    found = rs.load(network("own"), tokenizer=tokenizer)
+    assert isinstance(found, Trained)
+    return found
+
+
+def test_a_string_goes_through_the_tokenizer() -> None:
+    trace = spoken().trace("bad gag", logits=True)
+    assert trace.tokens == list("bad gag")
+    assert trace.text == "bad gag"
+    assert torch.equal(trace.logits, spoken().run(trace.ids))
+    assert spoken().words(torch.tensor([0, 2])) == ["<|endoftext|>", "a"]
+    assert [len(one) for one in spoken().trace(["bad", "gag lid"])] == [3, 7]
+
+
+def test_a_text_that_the_tokenizer_cannot_read_is_refused() -> None:
+    with as_users_run(), pytest.raises(RheoscopeError, match=r"the tokenizer cannot read this text .*; type a text of"):
+        spoken().trace("ähem")
+    with pytest.raises(RheoscopeError, match="this model has no tokenizer, so it reads no text"):
+        model("own").trace("bad")
+
+
+def test_a_tokenizer_of_transformers_serves_too() -> None:
+    from tests.pretrained.cases import tokenizer
+
+    assert rs.load(network("own"), tokenizer=tokenizer()).ids("w7 w8").tolist() == [1, 7, 8]
+
+
+def test_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(RheoscopeError, match="the text has 65 tokens, the model reads at most 64; type a shorter text"):
+        model("own").trace(text(n=65))
+
+
+@pytest.mark.parametrize("name", sorted(UNMASKED))
+def test_texts_of_several_lengths_are_refused_where_no_mask_is_defined(name: str) -> None:
+    assert len(model(name).trace([text(1), text(2)])) == 2
+    with pytest.raises(RheoscopeError, match="is defined without a mask"):
+        model(name).trace([text(1), text(2, 5)])
+
+
+def without_transformers(own: Path) -> None:
+    forget("transformers")
+    import rheoscope as rs
+    import rheoscope.pretrained.attention_interface
+
+    rs.load().trace("The keys")
+    model = rs.load(own)
+    model.trace("abc", logits=True)
+    rs.operators(model.view)
+    model.run("abc", edit={(0, 0): lambda q, k, v, mechanism: v * 0 + q * 0})
+    print([name for name in sys.modules if name.split(".")[0] == "transformers"])
+
+
+def test_transformers_is_never_imported(tmp_path: Path) -> None:
+    """Not by a model of ours, not by the one that ships, not by the interface to it before it is called."""
+    saved("own", tmp_path, tokenizer=characters(["abc"], []))
+    done = forked(lambda: without_transformers(tmp_path))
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -1,0 +1,125 @@
+"""Answers of the default model that the tests of pictures share, small and asked once, and what is looked for on a picture."""
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+import rheoscope as rs
+from rheoscope import catalogue
+from rheoscope.picture.head_map import COLOURS
+from rheoscope.picture.picture import Cells, Line, Panel, Picture
+from rheoscope.report.draw.inline import figures
+from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.draw_result import picture_of
+from rheoscope.studio.wire import of_picture, written
+from tests.report.parts import Parts
+
+TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
+TEXTS = ["The keys to the cabinet are", "A dog to the cabinet are"]
+"""Two beginnings of one text."""
+SEVERAL = [f"{word} keys to the cabinet are on the table" for word in ("The", "A", "Your", "No", "Some")]
+"""As many texts as an interval needs."""
+EVERY_HEAD_OF = {layer: [(layer, head) for head in range(4)] for layer in range(6)}
+SENSES = {
+    "bank": {
+        "money": ["She owes a loan to the bank", "They stole gold from the bank"],
+        "river": ["Ducks sat on the bank", "Mud covered the bank"],
+    },
+    "bat": {
+        "animal": ["In a dark cave hung the bat", "By night flew the bat"],
+        "club": ["He broke the bat", "The player picked up the bat"],
+    },
+}
+GROUPS = {"animals": ["dog", "cat", "horse"], "tools": ["hammer", "saw", "knife"]}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "agreement": {"draws": 2},
+    "attention_patching": {"target": " on", "etas": (0.1, -0.1, 0.0)},
+    "boundary": {"layers": [0, 4], "iterations": 3},
+    "charts": {"nearest": 3, "draws": 2},
+    "composition": {"top": 4},
+    "decay": {"heads": EVERY_HEAD_OF[3], "M": "symmetric"},
+    "distorted_pairs": {"layer": 2, "head": 1, "top": 4},
+    "distortion": {"nearest": 3, "draws": 2},
+    "each_head": {"heads": [(2, 1), (4, 3)], "M": "symmetric", "each": True},
+    "faithfulness": {"targets": [" on", " on"], "foils": [" of", " of"], "shares": (1.0, 0.0, 0.5), "draws": 1},
+    "fixed_point": {"layers": [0, 2, 5], "times": 3, "iterations": 3},
+    "heat": {"draws": 3},
+    "massive_tokens": {"times": 1.2},
+    "relatedness": {"words": GROUPS, "draws": 20},
+    "operators": {"draws": 3},
+    "relation_swap": {"draws": 1},
+    "reversed_attention": {"target": " on"},
+    "rollout": {"probes": 2},
+    "score_attribution": {"layer": 4, "head": 1},
+    "senses": {"words": SENSES, "draws": 20},
+    "stack": {"draws": 2},
+    "surgery": {"heads": EVERY_HEAD_OF[2], "M": "symmetric"},
+}
+"""What is asked for, so that answers are small and have everything that a picture draws; all else is asked by itself."""
+
+
+@cache
+def model() -> Any:
+    return rs.load()
+
+
+@cache
+def trace() -> Any:
+    return model().trace(TEXT)
+
+
+@cache
+def found(name: str, **settings: Any) -> Any:
+    """The answer of an analysis, asked as it is here or with other settings; `each_head` is surgery of every head alone."""
+    analysis = catalogue.analysis("surgery" if name == "each_head" else name)
+    text = SEVERAL if analysis.name == "surgery" else TEXT
+    given = {"view": model().view, "trace": trace(), "model": model(), "text": text, "texts": TEXTS}
+    return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | settings)
+
+
+def planted() -> xr.Dataset:
+    """Types of heads of the default model: one head of each type, from the first on."""
+    kinds = np.full(model().view.layers * model().view.heads, "mixed", dtype="<U15")
+    kinds[: len(COLOURS)] = list(COLOURS)
+    return xr.Dataset({"type": (("layer", "head"), kinds.reshape(model().view.layers, model().view.heads))})
+
+
+def drawn(name: str, **more: Any) -> Picture:
+    return picture_of(found(name), **more)
+
+
+def titled(name: str, title: str) -> Panel:
+    return next(panel for panel in drawn(name).panels if panel.title == title)
+
+
+def lines(panel: Panel) -> dict[str, Line]:
+    return {mark.name: mark for mark in panel.marks if isinstance(mark, Line)}
+
+
+def cells(panel: Panel) -> Cells:
+    return next(mark for mark in panel.marks if isinstance(mark, Cells))
+
+
+def by_three_hands(picture: Picture) -> None:
+    """Every panel is drawn on paper and on a page, and travels to the studio and to notebooks whole."""
+    paper, travels = on_paper(picture), json.loads(written(of_picture(picture)))
+    bars = [axes for axes in paper.axes if axes.get_label() == "<colorbar>"]
+    assert [axes.get_title("left") for axes in paper.axes if axes not in bars] == [
+        panel.title for panel in picture.panels
+    ]
+    maps = [mark for panel in picture.panels for mark in panel.maps]
+    assert [axes.get_ylabel() for axes in bars] == [mark.name for mark in maps]
+    assert all(mark.name for mark in maps), "a scale of colours says what it measures"
+    marks = [mark for panel in travels["panels"] for mark in panel["marks"]]
+    assert [mark["name"] for mark in marks if mark["mark"] == "cells"] == [mark.name for mark in maps]
+    assert len(marks) == sum(len(panel.marks) for panel in picture.panels)
+    on_a_page(picture)
+
+
+def on_a_page(picture: Picture) -> None:
+    parts = Parts(figures(picture))
+    assert parts.count("svg") == len(picture.panels)
+    assert parts.count("div", "scale") == sum(len(panel.maps) for panel in picture.panels)

@@ -1,0 +1,25 @@
+"""The picture of whether attention reads similarity, of one text and of means over several."""
+
+import numpy as np
+
+import rheoscope as rs
+from rheoscope.report.draw_result import picture_of
+from tests.pictures.cases import TEXT, by_three_hands, cells, drawn, found, model
+
+
+def test_heads_beyond_their_null_are_framed() -> None:
+    dataset = found("agreement")
+    beyond = {(int(a), int(b)) for a, b in np.argwhere(dataset.q_value.values <= 0.05)}
+    assert cells(drawn("agreement").panels[0]).marked == beyond
+
+
+def test_means_over_texts_have_their_interval_under_the_pointer() -> None:
+    traces = [model().trace(text) for text in (TEXT, "In winter the river is cold and the birds fly south.")]
+    mean = rs.over_texts(rs.agreement, traces, draws=2, resamples=20, splits=2)
+    picture = picture_of(mean)
+    by_three_hands(picture)
+    assert picture.title == "Does attention read similarity? Means over 2 texts"
+    agreement, z = (cells(panel) for panel in picture.panels[:2])
+    assert np.array_equal(z.values, mean.agreement_z.values)
+    low, high = (f"{float(mean[f'agreement_{end}'][1, 2]):.3g}" for end in ("low", "high"))
+    assert agreement.tips[1][2].endswith(f"from {low}, to {high}")

@@ -1,0 +1,23 @@
+"""The figure of what each mechanism sees."""
+
+import torch
+
+from rheoscope.attention.survey import cloud, survey
+from rheoscope.report.pictures.attention import field, figure
+
+
+def test_one_panel_for_each_mechanism() -> None:
+    points = cloud()
+    rows = survey(points, tokens=64, width=8)[:8]
+    sheet = figure(rows, points)
+    titles = [axis.get_title("left") for axis in sheet.axes]
+    assert [title for title in titles if title] == [row.named.name for row in rows]
+
+
+def test_the_field_is_the_score_of_a_key_placed_there() -> None:
+    points = cloud()
+    metric = next(row for row in survey(points, tokens=64, width=8) if row.named.name == "metric")
+    xs = torch.linspace(-2, 2, 5, dtype=torch.float64)
+    seen = field(metric, torch.tensor([1.0, 0.0], dtype=torch.float64), xs)
+    assert seen.argmax() == 2 * 5 + 3
+    assert seen[2, 3] == 0

@@ -1,0 +1,43 @@
+"""The flow map of clusters."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from rheoscope.flow.clusters.picture import ALONE, largest, ribbon, stacked, tracked
+from rheoscope.picture.picture import Shape
+from tests.pictures.cases import drawn, found
+
+
+def test_a_cluster_keeps_its_name_while_most_of_its_tokens_stay() -> None:
+    labels = np.array([[0, 0, 0, 3, 3, 5], [0, 0, 2, 2, 2, 5], [0, 1, 2, 2, 2, 2]])
+    named = tracked(labels)
+    assert named[0].tolist() == [0, 0, 0, 1, 1, ALONE]
+    assert named[1].tolist() == [0, 0, 1, 1, 1, ALONE]
+    assert named[2].tolist() == [ALONE, ALONE, 1, 1, 1, 1]
+    assert largest(named, most=1)[1].tolist() == [ALONE, ALONE, 1, 1, 1, ALONE]
+    split = tracked(np.array([[0, 0, 0, 0], [0, 0, 2, 2]]))
+    assert len(set(split[1].tolist())) == 2
+
+
+def test_bands_hold_every_token_at_every_step() -> None:
+    panel, dataset = drawn("clusters").panels[-1], found("clusters")
+    shapes = [mark for mark in panel.marks if isinstance(mark, Shape)]
+    tokens = [int(mark.tip.split(" token")[0].split()[-1]) for mark in shapes]
+    bands, blocks = (
+        [count for mark, count in zip(shapes, tokens, strict=True) if (len(mark.x) == 4) is block]
+        for block in (False, True)
+    )
+    points, n = dataset.sizes["point"], dataset.sizes["token"]
+    assert sum(bands) == n * (points - 1)
+    assert sum(blocks) == n * points
+    for at in range(points - 1):
+        between = [mark for mark in shapes if len(mark.x) > 4 and at < mark.x[0] < at + 1]
+        for side, foot in ((0, -1), (len(between[0].x) // 2 - 1, len(between[0].x) // 2)):
+            spans = sorted((mark.y[side], mark.y[foot]) for mark in between)
+            assert all(low[1] <= high[0] + 1e-9 for low, high in pairwise(spans))
+    assert stacked(np.array([ALONE, 0, 0])) == {ALONE: (0.0, 1.0), 0: (1.06, 3.06)}
+    x, y = ribbon(0.0, 1.0, 2.0, 5.0, 3)
+    assert (y[0], y[-1]) == (2, 5)
+    assert (y[len(y) // 2 - 1], y[len(y) // 2]) == (5, 8)
+    assert len(x) == len(y)

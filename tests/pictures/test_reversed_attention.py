@@ -1,0 +1,18 @@
+"""The picture of how the loss wants scores to change."""
+
+import numpy as np
+import pytest
+
+from rheoscope.picture.picture import Cells
+from tests.pictures.cases import drawn, found
+
+
+def test_maps_hold_the_numbers_and_frame_the_strongest() -> None:
+    dataset = found("reversed_attention")
+    heads, tokens = (panel.marks[0] for panel in drawn("reversed_attention").panels)
+    assert isinstance(heads, Cells)
+    assert isinstance(tokens, Cells)
+    assert np.array_equal(heads.values, dataset.norm.values)
+    assert len(heads.marked) == 5
+    assert np.unravel_index(dataset.norm.values.argmax(), dataset.norm.shape) in heads.marked
+    assert tokens.values == pytest.approx(dataset.received.values.sum(1))

@@ -1,0 +1,75 @@
+"""The table of layers: every number is about the end of its layer, and stands beside its null."""
+
+import numpy as np
+import pytest
+
+from rheoscope.messages.numbers import short
+from rheoscope.picture.blocks import Table
+from rheoscope.report.layer_table import CHANCE, blocks, columns, compared
+from rheoscope.report.report_plans import JOBS
+from tests.report.cases import answered, told
+
+
+def test_the_table_of_a_layer_is_about_the_end_of_that_layer() -> None:
+    found = told().found
+    path, moves, cloud = (found[name] for name in ("trajectory", "transport", "clusters"))
+    end = cloud.sel(point="L2.resid_post")
+    speed = path.speed.values[:6]
+    expected = {
+        "moved": float(path.relative_speed.sel(step=["L2.resid_mid", "L2.resid_post"]).median("token").sum()),
+        "attn": float(path.attention_share.sel(layer=2)),
+        "straight": float(path.straightness_so_far.sel(layer=2).median()),
+        "κ": float(moves.kappa.sel(step="L2.resid_post")),
+        "clusters": float(end.cluster_count),
+        "rank": float(end.effective_rank),
+        "dim": float(end.intrinsic_dimension),
+    }
+    nulls = {
+        "straight": float(np.median(np.sqrt((speed**2).sum(0)) / speed.sum(0))),
+        "κ": float(moves.kappa_null.sel(step="L2.resid_post")),
+        "clusters": float(end.cluster_count_null),
+        "rank": float(end.effective_rank_null),
+        "dim": float(end.intrinsic_dimension_null),
+    }
+    asked = columns(found)
+    assert {c.title: c.value(found[c.analysis], 2) for c in asked} == pytest.approx(expected)
+    assert {c.title: c.null(found[c.analysis], 2) for c in asked if c.null} == pytest.approx(nulls)
+    (table,) = blocks(told())
+    assert isinstance(table, Table)
+    assert [cell.text for cell in table.rows[2]] == ["L2", *map(short, expected.values())]
+    assert {table.header[at].text: cell.small for at, cell in enumerate(table.rows[2]) if cell.small} == {
+        name: short(null) for name, null in nulls.items()
+    }
+    assert (table.small, table.note) == (CHANCE, "")
+
+
+def test_a_column_without_an_answer_is_left_out() -> None:
+    (table,) = blocks(told("a"))
+    assert isinstance(table, Table)
+    titles = [cell.text for cell in table.header]
+    assert titles[:3] == ["layer", "moved", "attn"]
+    assert "clusters" not in titles
+    assert {len(row) for row in table.rows} == {len(titles)}
+
+
+def test_in_a_hurry_the_table_has_no_drawn_nulls_and_says_so() -> None:
+    (table,) = blocks(answered(JOBS["flow"], "The keys to the cabinet are", fast=True))
+    assert isinstance(table, Table)
+    assert table.note == "nulls are left out (--fast)"
+    for row in table.rows:
+        assert [table.header[at].text for at, cell in enumerate(row) if cell.small] == ["straight"]  # it has a formula
+        assert "none" not in [cell.text for cell in row]
+
+
+def test_two_texts_stand_below_each_other_with_their_difference() -> None:
+    other = told("The keys to the old")
+    (table,) = compared(told(), other)
+    assert isinstance(table, Table)
+    assert len(table.rows) == 3 * 6
+    assert table.ends == frozenset({2, 5, 8, 11, 14, 17})
+    for layer in range(6):
+        first, second, apart = table.rows[3 * layer : 3 * layer + 3]
+        assert [row[0].text for row in (first, second, apart)] == [f"L{layer} {text}" for text in ("1", "2", "2−1")]
+        for at, column in enumerate(columns(told().found), 1):
+            a, b = (column.value(one.found[column.analysis], layer) for one in (told(), other))
+            assert (first[at].text, second[at].text, apart[at].text) == (short(a), short(b), short(b - a))

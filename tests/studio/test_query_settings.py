@@ -1,0 +1,58 @@
+"""Settings from a query: as the command reads them, bounded, never a file."""
+
+import pytest
+
+from rheoscope.catalogue import TABLE, analysis
+from rheoscope.shapes import RheoscopeError
+from rheoscope.studio.query_settings import FILES, defaults_of, settings_of
+from tests.studio.cases import small
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "read"),
+    [
+        ("transport", {"draws": "8", "strides": "1,2", "keep_massive": "true"}, {"draws": 8, "strides": [1, 2], "keep_massive": True}),
+        ("clusters", {"angle": "0.5", "space": "sphere"}, {"angle": 0.5, "space": "sphere"}),
+        ("surgery", {"heads": "1.2,L0", "M": "rank 2"}, {"heads": [(1, 2), (0, 0), (0, 1), (0, 2), (0, 3)], "M": "rank 2"}),
+        ("reversed_attention", {"target": "#262", "token": "-1"}, {"target": 262, "token": -1}),
+        ("transport", {}, {}),
+    ],
+)  # fmt: skip
+def test_what_is_typed_is_read(name: str, typed: dict[str, str], read: dict[str, object]) -> None:
+    assert settings_of(analysis(name), typed, small()) == read
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("transport", {"draws": "1001"}),
+        ("transport", {"draws": "-5000"}),
+        ("transport", {"draws": "many"}),
+        ("transport", {"draws": "1e3"}),
+        ("transport", {"nothing": "1"}),
+        ("transport", {"strides": "1,x"}),
+        ("transport", {"strides": ",".join(["1"] * 1001)}),
+        ("transport", {"keep_massive": "maybe"}),
+        ("clusters", {"angle": "nan"}),
+        ("clusters", {"angle": "1e9"}),
+        ("readout", {"target": "99999999999"}),
+        ("purity", {"labels": "/etc/passwd"}),
+        ("senses", {"words": "/etc/passwd"}),
+        ("surgery", {"heads": "9.9.9"}),
+        ("prefix_stability", {"prefixes": "x" * 3000}),
+    ],
+)
+def test_everything_else_is_refused_in_one_line(name: str, typed: dict[str, str]) -> None:
+    with pytest.raises(RheoscopeError) as error:
+        settings_of(analysis(name), typed, small())
+    assert "\n" not in str(error.value)
+    assert "passwd" not in str(error.value)
+
+
+def test_no_analysis_can_be_told_a_file() -> None:
+    """A setting that takes text beside something larger is a file's name somewhere: each is known here."""
+    for name in TABLE:
+        assert not set(FILES) & set(defaults_of(analysis(name)))
+        for setting, one in analysis(name).settings.items():
+            if "Mapping" in str(one.annotation):
+                assert setting in FILES, (name, setting)
