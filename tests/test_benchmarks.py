@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -71,3 +72,122 @@ def test_two_kernels_at_a_time_keep_a_gpu_busy_once(monkeypatch: pytest.MonkeyPa
     covered = runpy.run_path(str(FOLDER / "corpus.py"), run_name="corpus")["covered"]
     assert covered([(0, 2), (5, 6), (1, 3), (1, 2)]) == 4
     assert covered([]) == 0
+
+
+# benchmarks/same_numbers.py: whether two versions of the package give the same numbers
+
+
+@pytest.fixture
+def same_numbers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(FOLDER)
+    return runpy.run_path(str(FOLDER / "same_numbers.py"), run_name="same_numbers")
+
+
+def fields(**values: Any) -> dict[tuple[str, str], Any]:
+    """An answer with fields along one axis."""
+    return {("field", name): (("token",), np.array(numbers)) for name, numbers in values.items()}
+
+
+def problems(same_numbers: dict[str, Any], old: Any, new: Any, model: str = "llama") -> dict[tuple[str, str], str]:
+    """(analysis, name) → what differs between two answers of one analysis, without those that were expected."""
+    comparison = same_numbers["Comparison"]()
+    name = same_numbers["RENAMED_ANALYSES"].get("speed", "speed")
+    same_numbers["compare"]({("speed", 0): old}, {(name, 0): new}, (model, "short"), comparison)
+    assert same_numbers["report"](comparison)
+    return {key: comparison.differences[key][0].problem for key in comparison.unexplained()}
+
+
+OLD_ANSWER = fields(size=[1.0, 2.0, np.nan], count=[1, 2, 3], label=["a", "b", "c"]) | {
+    ("coordinate", "token"): (("token",), np.arange(3)),
+    ("attribute", "draws"): ((), np.array(8)),
+}
+
+
+def test_equal_answers_have_no_difference(same_numbers: dict[str, Any]) -> None:
+    wide = fields(label=np.array(["a", "b", "c"], dtype="<U9"))
+    assert not problems(same_numbers, OLD_ANSWER, OLD_ANSWER | wide)
+    assert not problems(same_numbers, "refused", "refused")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (fields(size=[1.0, 2.00000001, np.nan]), "size"),
+        (fields(size=[1.0, np.nan, 2.0]), "size"),
+        (fields(size=[1.0, 2.0, np.inf]), "size"),
+        (fields(size=np.array([1.0, 2.0, np.nan], dtype=np.float32)), "size"),
+        (fields(size=[1.0, 2.0]), "size"),
+        (fields(count=[1, 2, 4]), "count"),
+        (fields(count=[1.0, 2.0, 3.0]), "count"),
+        (fields(label=["a", "b", "d"]), "label"),
+        ({("field", "size"): (("layer",), np.array([1.0, 2.0, np.nan]))}, "size"),
+        ({("coordinate", "token"): (("token",), np.arange(1, 4))}, "token"),
+        ({("attribute", "draws"): ((), np.array(9))}, "draws"),
+        (fields(more=[1.0]), "more"),
+    ],
+)
+def test_a_planted_difference_is_reported(same_numbers: dict[str, Any], change: Any, name: str) -> None:
+    assert list(problems(same_numbers, OLD_ANSWER, OLD_ANSWER | change)) == [("speed", name)]
+    assert list(problems(same_numbers, OLD_ANSWER | change, OLD_ANSWER)) == [("speed", name)]
+
+
+def test_a_refusal_by_one_version_is_reported(same_numbers: dict[str, Any]) -> None:
+    assert problems(same_numbers, OLD_ANSWER, "refused") == {("speed", "*"): "an answer → refused"}
+    assert problems(same_numbers, "refused", OLD_ANSWER) == {("speed", "*"): "refused → an answer"}
+
+
+def test_rounding_is_allowed_as_the_dtype_has_it(same_numbers: dict[str, Any]) -> None:
+    old, rounded = fields(size=[1.0, 1e-20, 2.0]), fields(size=[1.0, 2e-20, 2.0 + 1e-10])
+    assert not problems(same_numbers, old, rounded)
+    nearly = fields(size=[1.0, 1e-20, 2.00001])
+    assert not problems(same_numbers, old, nearly, model="default")
+    assert problems(same_numbers, old, nearly)
+
+
+def test_renamed_answers_are_compared(same_numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    old = fields(size=[1.0], cost_drawn=[2.0], label=["a"]) | {("attribute", "least"): ((), np.array(4))}
+    new = {
+        ("field", "norm"): (("position",), np.array([1.0])),
+        ("field", "cost_null_draws"): (("position",), np.array([2.0])),
+        ("field", "label"): (("position",), np.array(["first"])),
+        ("attribute", "min_tokens"): ((), np.array(4)),
+    }
+    assert len(problems(same_numbers, old, new)) == 7
+    monkeypatch.setitem(same_numbers["RENAMED_ANALYSES"], "speed", "velocity")
+    monkeypatch.setitem(same_numbers["RENAMED_FIELDS"], ("speed", "size"), "norm")
+    monkeypatch.setitem(same_numbers["RENAMED_FIELDS"], ("*", "token"), "position")
+    monkeypatch.setitem(same_numbers["RENAMED_SUFFIXES"], "_drawn", "_null_draws")
+    monkeypatch.setitem(same_numbers["RENAMED_LABELS"], ("speed", "label"), {"a": "first"})
+    monkeypatch.setitem(same_numbers["RENAMED_SETTINGS"], ("speed", "least"), "min_tokens")
+    assert not problems(same_numbers, old, new)
+    changed = new | {("field", "norm"): (("position",), np.array([1.5]))}
+    assert problems(same_numbers, old, changed) == {("velocity", "norm"): "field: relative difference 0.33"}
+
+
+def test_an_expected_difference_is_explained(same_numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = fields(size=[1.0], count=[1]), fields(size=[2.0], count=[2])
+    monkeypatch.setitem(same_numbers["EXPECTED_DIFFERENCES"], ("speed", "size"), "it was wrong")
+    assert list(problems(same_numbers, old, new)) == [("speed", "count")]
+
+
+def test_settings_are_passed_under_their_new_names(
+    same_numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def velocity(model: Any, text: str, granularity: str = "layer", seed: int = 0) -> dict[str, Any]:
+        return {}
+
+    subject = same_numbers["Subject"](package=None, model="a model", texts={"short": "A text"})
+    arguments_of, settings = same_numbers["arguments_of"], {"grain": "half", "seed": 3}
+    with pytest.raises(SystemExit, match="velocity has no setting grain"):
+        arguments_of(velocity, "speed", settings, subject, "short", "new")
+    monkeypatch.setitem(same_numbers["RENAMED_SETTINGS"], ("*", "grain"), "granularity")
+    monkeypatch.setitem(same_numbers["RENAMED_SETTING_VALUES"], ("speed", "grain"), {"half": "sublayer"})
+    call = arguments_of(velocity, "speed", settings, subject, "short", "new")
+    assert call == {"model": "a model", "text": "A text", "granularity": "sublayer", "seed": 3}
+
+
+@pytest.mark.slow
+def test_two_directories_are_compared(main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--quick", "--models", "own_decoder", "--analyses", "head_statistics", "--jobs", "2"]
+    main("same_numbers")([str(FOLDER.parent), *words])
+    assert "unexplained differences: 0" in capsys.readouterr().out
